@@ -1,0 +1,33 @@
+# `make run` and `make test` set up what they need on a fresh machine.
+PYTHON ?= python3
+BIN := .venv/bin
+ARGS ?= builder=0.14.1,0.18.0 patch=none,rope_fix
+
+.PHONY: setup run test lint bench clean
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	touch $@
+
+# The main job ends well when every cell has a row, a failed export's included.
+run: setup
+	$(BIN)/python -m runner -m $(ARGS) allow_failed=true
+
+test: setup lint
+	@echo "== fast tests"
+	$(BIN)/python -m pytest -m "not slow"
+	@echo "== tests with real builders"
+	$(BIN)/python -m pytest -m slow --durations=10
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+bench: setup
+	$(BIN)/python -m benchmarks.compare
+
+clean:
+	rm -rf .paritylab .venv

@@ -1,0 +1,1 @@
+"""The results database: schema, migrations, recording, queries."""

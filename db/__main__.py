@@ -1,0 +1,84 @@
+"""``python -m db``: look at what is stored."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Optional
+
+import typer
+
+from db import output, query
+from db.engine import DatabaseProblem, open_database
+from db.models import FACTORS
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+Db = Annotated[Optional[str], typer.Option("--db", help="An SQLAlchemy URL or a path.")]
+Format = Annotated[str, typer.Option("--format", help=f"One of {', '.join(output.FORMATS)}.")]
+SweepOption = Annotated[Optional[str], typer.Option("--sweep", help="A sweep's number, or latest.")]
+Status = Annotated[Optional[list[str]], typer.Option("--status", help="ok, or a failure's name.")]
+
+
+def factor(name: str):
+    """The type of a filter option: any of the values given."""
+    return Annotated[
+        Optional[list[str]],
+        typer.Option(f"--{name.replace('_', '-')}", help=f"Cells with this {name}."),
+    ]
+
+
+@app.callback()
+def root() -> None:
+    """Results of parity sweeps."""
+
+
+@app.command()
+def results(
+    sweep: SweepOption = None,
+    status: Status = None,
+    format: Format = "table",
+    db: Db = None,
+    model: factor("model") = None,
+    dtype: factor("dtype") = None,
+    layers: factor("layers") = None,
+    builder: factor("builder") = None,
+    patch: factor("patch") = None,
+    runtime: factor("runtime") = None,
+    backend: factor("backend") = None,
+    precision: factor("precision") = None,
+    prompts: factor("prompts") = None,
+    reference: factor("reference") = None,
+    max_new_tokens: factor("max_new_tokens") = None,
+    threads: factor("threads") = None,
+) -> None:
+    """One row a cell and prompt; a failed cell has one row."""
+    given = locals()
+    filters = {name: given[name] or [] for name in FACTORS}
+    engine = open_database(db, create=False)
+    rows = query.result_rows(engine, filters, status or [], query.sweep_id(engine, sweep) if sweep else None)
+    output.show(rows, query.RESULT_COLUMNS, format)
+
+
+@app.command()
+def sweeps(format: Format = "table", db: Db = None) -> None:
+    """One row a sweep: when, what was asked, and how its cells ended."""
+    output.show(query.sweep_rows(open_database(db, create=False)), query.SWEEP_COLUMNS, format)
+
+
+@app.command()
+def env(cell: int, format: Format = "table", db: Db = None) -> None:
+    """The resolved packages of a cell's three environments."""
+    rows = query.package_rows(open_database(db, create=False), cell)
+    output.show(rows, query.PACKAGE_COLUMNS, format)
+
+
+def main() -> None:
+    try:
+        app()
+    except (DatabaseProblem, query.NotInDatabase, output.UnknownFormat) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Opening the database: URL, migration, and transactions that do not lose each other's rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock
+from sqlalchemy import Engine, create_engine, event, inspect
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError
+from sqlalchemy.orm import Session
+
+PROJECT = Path(__file__).resolve().parent.parent
+HEAD = "0001"
+BUSY_SECONDS = 30
+
+
+class DatabaseProblem(Exception):
+    """The database cannot be used: what, where, and what to do."""
+
+
+def url_of(given: str | None = None) -> str:
+    """The database's URL: what is given, else PARITYLAB_DB, else the project's SQLite file.
+
+    A path stands for an SQLite file.
+    """
+    text = given or os.environ.get("PARITYLAB_DB")
+    if not text:
+        root = PROJECT if (PROJECT / "pyproject.toml").exists() else Path.cwd()
+        text = str(root / ".paritylab" / "results.db")
+    return text if "://" in text else f"sqlite:///{Path(text).expanduser().resolve()}"
+
+
+def open_database(given: str | None = None, create: bool = True) -> Engine:
+    """An engine on a database of the current schema.
+
+    create: False for readers, to whom a missing file is an error and not a
+    reason to make one. Errors: `DatabaseProblem`.
+    """
+    text = url_of(given)
+    try:
+        url = make_url(text)
+        engine = create_engine(url)
+    except (ArgumentError, ModuleNotFoundError) as error:
+        raise DatabaseProblem(f"db.url {text!r}: {error}") from error
+    if url.get_backend_name() == "sqlite":
+        prepare_sqlite(engine, url.database, create)
+    try:
+        migrate(engine)
+    except DatabaseError as error:
+        raise DatabaseProblem(f"{engine.url}: {error.orig or error}") from error
+    return engine
+
+
+def prepare_sqlite(engine: Engine, path: str | None, create: bool) -> None:
+    """WAL, a busy timeout, foreign keys, and transactions that begin as writers.
+
+    A transaction that reads first and writes later loses against another
+    writer at once, whatever the timeout; `BEGIN IMMEDIATE` waits instead.
+    """
+    if path and path != ":memory:":
+        if not create and not Path(path).exists():
+            raise DatabaseProblem(f"no database at {path}: run a sweep first, or name one with --db or PARITYLAB_DB")
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DatabaseProblem(f"{Path(path).parent} cannot be made: {error}") from error
+
+    @event.listens_for(engine, "connect")
+    def connect(connection, _record) -> None:
+        connection.isolation_level = None  # transactions are begun below, not by the driver
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
+        cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.execute("PRAGMA synchronous = NORMAL")
+        cursor.execute("PRAGMA foreign_keys = ON")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection) -> None:
+        writes = connection.get_execution_options().get("writes", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def migrate(engine: Engine) -> None:
+    """Bring the schema to `HEAD`, once, under a file lock where the database is a file."""
+    if current_revision(engine) == HEAD:
+        return
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    path = engine.url.database if engine.url.get_backend_name() == "sqlite" else None
+    if path and path != ":memory:":
+        with FileLock(path + ".migrate.lock"):
+            upgrade(engine, config, command)
+    else:
+        upgrade(engine, config, command)
+
+
+def upgrade(engine: Engine, config, command) -> None:
+    with engine.execution_options(writes=True).begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+
+def current_revision(engine: Engine) -> str | None:
+    with engine.connect() as connection:
+        if not inspect(connection).has_table("alembic_version"):
+            return None
+        return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Session]:
+    """A session for queries."""
+    with Session(engine) as session:
+        yield session
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Session]:
+    """A transaction that begins as a writer and commits at the end."""
+    with Session(engine.execution_options(writes=True)) as session, session.begin():
+        yield session

@@ -1,0 +1,267 @@
+"""The tables. One row a cell as asked; what was computed for it is a result, shared by equal cells.
+
+Numbers that a report reads are typed columns: factors on `Cell`, a summary on
+`Result`, the headline metrics on `PromptResult`. Numbers per step, and any
+metric beyond the headline ones, are integer-keyed rows of `MetricValue`.
+SQLite loses NaN and infinities, so each number has a kind beside it.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import JSON, DateTime, ForeignKey, Index, Text, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+
+FACTORS = (
+    "model", "dtype", "layers", "builder", "patch", "runtime", "backend", "precision",
+    "prompts", "reference", "max_new_tokens", "threads",
+)  # fmt: skip
+
+
+def error_line(error_type: str | None, error: str | None) -> str | None:
+    """A failure in one line: its type and the first line that says something."""
+    if error is None:
+        return None
+    first = next((line.strip() for line in error.splitlines() if line.strip()), "")
+    return f"{error_type}: {first}" if error_type else first
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Base(DeclarativeBase):
+    type_annotation_map = {
+        str: Text,
+        datetime: DateTime(timezone=True),
+        dict[str, Any]: JSON,
+        list[Any]: JSON,
+    }
+
+
+class Sweep(Base):
+    """One call of the runner: a list of cells."""
+
+    __tablename__ = "sweep"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    started: Mapped[datetime] = mapped_column(default=now)
+    ended: Mapped[datetime | None]
+    state: Mapped[str] = mapped_column(default="running")  # running, done, interrupted, failed
+    overrides: Mapped[list[Any]]
+    host: Mapped[str]
+    pid: Mapped[int]
+    version: Mapped[str]  # of this project
+
+
+class Cell(Base):
+    """One cell of a sweep: its factor values as asked, and where its result is."""
+
+    __tablename__ = "cell"
+    __table_args__ = (
+        UniqueConstraint("sweep_id", "position"),
+        Index("ix_cell_factors", "model", "builder", "patch", "dtype"),
+        Index("ix_cell_result", "result_id"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    sweep_id: Mapped[int] = mapped_column(ForeignKey("sweep.id"))
+    position: Mapped[int]
+    hash: Mapped[str] = mapped_column(index=True)  # of the factor values
+    model: Mapped[str]
+    dtype: Mapped[str]
+    layers: Mapped[str]
+    builder: Mapped[str]
+    patch: Mapped[str]
+    runtime: Mapped[str]
+    backend: Mapped[str]
+    precision: Mapped[str]
+    prompts: Mapped[str]
+    reference: Mapped[str]
+    max_new_tokens: Mapped[str]
+    threads: Mapped[str]
+    config: Mapped[dict[str, Any]]
+    result_id: Mapped[int | None] = mapped_column(ForeignKey("result.id"))
+    found: Mapped[bool] = mapped_column(default=False)  # the result was there before this sweep
+    sweep: Mapped[Sweep] = relationship()
+    result: Mapped[Result | None] = relationship()
+
+
+class Machine(Base):
+    """A machine that computed results."""
+
+    __tablename__ = "machine"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    hash: Mapped[str] = mapped_column(unique=True)
+    host: Mapped[str]
+    system: Mapped[str]
+    processor: Mapped[str]
+    cores: Mapped[int]
+    memory_bytes: Mapped[int]
+
+
+class Environment(Base):
+    """The resolved packages of an interpreter."""
+
+    __tablename__ = "environment"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    hash: Mapped[str] = mapped_column(unique=True)
+    platform: Mapped[str]
+    packages: Mapped[list[Package]] = relationship(order_by="Package.name", cascade="all")
+
+
+class Package(Base):
+    __tablename__ = "package"
+
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    version: Mapped[str]
+
+
+class Result(Base):
+    """What a cell's computation gave: numbers, or a typed failure.
+
+    `hash` is of everything that determines the result; None where a cell
+    failed before that was known. The summary columns are over its prompts.
+    """
+
+    __tablename__ = "result"
+    __table_args__ = (Index("ix_result_hash", "hash", "status"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    hash: Mapped[str | None]
+    status: Mapped[str]
+    final: Mapped[bool]  # a second run would give the same
+    created: Mapped[datetime] = mapped_column(default=now)
+    seconds: Mapped[float | None]
+    measurement_version: Mapped[int]
+    stand_in: Mapped[str | None]  # the stand-in that made it, in tests of absent hardware
+
+    failed_stage: Mapped[str | None]
+    error_type: Mapped[str | None]
+    error: Mapped[str | None]
+    hint: Mapped[str | None]
+    exit_code: Mapped[int | None]
+    signal: Mapped[str | None]
+    stderr_tail: Mapped[str | None]
+    peak_memory_bytes: Mapped[int | None]
+
+    checkpoint_hash: Mapped[str | None]
+    checkpoint_dtype: Mapped[str | None]  # what its files hold
+    reference_dtype: Mapped[str | None]  # what transformers loaded
+    candidate_dtype: Mapped[str | None]  # what the builder loaded
+    prompts_key: Mapped[str | None]
+    overlay_tree: Mapped[str | None]
+    patch_hash: Mapped[str | None]
+    patch_outcome: Mapped[str | None]  # applied, present, not_applicable, none
+    machine_id: Mapped[int | None] = mapped_column(ForeignKey("machine.id"))
+    builder_environment_id: Mapped[int | None] = mapped_column(ForeignKey("environment.id"))
+    runtime_environment_id: Mapped[int | None] = mapped_column(ForeignKey("environment.id"))
+    reference_environment_id: Mapped[int | None] = mapped_column(ForeignKey("environment.id"))
+
+    prompts_count: Mapped[int] = mapped_column(default=0)
+    identical_count: Mapped[int] = mapped_column(default=0)
+    sensible_count: Mapped[int | None]
+    candidate_sensible_count: Mapped[int | None]
+    first_diff_least: Mapped[float | None]
+    first_diff_largest: Mapped[float | None]
+    diff_least: Mapped[float | None]
+    diff_largest: Mapped[float | None]
+    non_finite_count: Mapped[int] = mapped_column(default=0)
+    noise_ratio_largest: Mapped[float | None]
+    verdict: Mapped[str | None]
+
+    machine: Mapped[Machine | None] = relationship()
+    changes: Mapped[list[ChangeOutcome]] = relationship(order_by="ChangeOutcome.position", cascade="all")
+    stages: Mapped[list[StageRun]] = relationship(order_by="StageRun.position", cascade="all")
+    prompts: Mapped[list[PromptResult]] = relationship(
+        order_by="PromptResult.position", cascade="all", back_populates="result"
+    )
+
+    @property
+    def error_line(self) -> str | None:
+        return error_line(self.error_type, self.error)
+
+
+class ChangeOutcome(Base):
+    """What became of one single change of the patch set."""
+
+    __tablename__ = "change_outcome"
+
+    result_id: Mapped[int] = mapped_column(ForeignKey("result.id"), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    change: Mapped[str]
+    status: Mapped[str]  # applied, present, not_applicable, failed
+    detail: Mapped[str]
+
+
+class StageRun(Base):
+    """What one stage cost: nothing but a look-up where `found`."""
+
+    __tablename__ = "stage_run"
+
+    result_id: Mapped[int] = mapped_column(ForeignKey("result.id"), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    stage: Mapped[str]
+    key: Mapped[str]  # of its artifact
+    found: Mapped[bool]
+    seconds: Mapped[float | None]
+    peak_memory_bytes: Mapped[int | None]
+
+
+class PromptResult(Base):
+    """One prompt of a result. A float that is not finite is NULL, and named in `non_finite`."""
+
+    __tablename__ = "prompt_result"
+    __table_args__ = (UniqueConstraint("result_id", "position"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    result_id: Mapped[int] = mapped_column(ForeignKey("result.id"))
+    position: Mapped[int]
+    prompt: Mapped[str]
+    first_logits_max_abs_diff: Mapped[float | None]
+    logits_max_abs_diff: Mapped[float | None]
+    matched_tokens: Mapped[int]
+    compared_tokens: Mapped[int]
+    tokens_identical: Mapped[bool]
+    forced_logits_max_abs_diff: Mapped[float | None]
+    noise_floor: Mapped[float | None]
+    noise_ratio: Mapped[float | None]
+    verdict: Mapped[str | None]
+    sensible: Mapped[bool | None]
+    candidate_sensible: Mapped[bool | None]
+    outcome: Mapped[str]
+    reference_range: Mapped[float | None]  # max minus min of the first token's logits
+    reference_vocab: Mapped[int]
+    candidate_vocab: Mapped[int]
+    reference_text: Mapped[str]
+    candidate_text: Mapped[str]
+    non_finite: Mapped[dict[str, Any] | None]  # {column: "nan" | "+inf" | "-inf"}
+
+    result: Mapped[Result] = relationship(back_populates="prompts")
+
+
+class MetricName(Base):
+    """The metrics that `MetricValue` rows refer to by number."""
+
+    __tablename__ = "metric_name"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+
+
+class MetricValue(Base):
+    """A number of one prompt: at a step (0 is the first new token), or of the whole (-1)."""
+
+    __tablename__ = "metric_value"
+    __table_args__ = {"sqlite_with_rowid": False}
+
+    prompt_result_id: Mapped[int] = mapped_column(ForeignKey("prompt_result.id"), primary_key=True)
+    metric_id: Mapped[int] = mapped_column(ForeignKey("metric_name.id"), primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True)
+    value: Mapped[float | None]
+    kind: Mapped[str]  # finite, nan, +inf, -inf

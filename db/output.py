@@ -1,0 +1,89 @@
+"""Rows as a table, CSV, JSON or markdown on standard output."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.cells import cell_len, set_cell_size
+
+FORMATS = ("table", "csv", "json", "md")
+
+
+class UnknownFormat(ValueError):
+    """A format that is none of `FORMATS`."""
+
+
+def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], format: str) -> None:
+    """Print the rows. CSV and JSON keep numbers whole; the tables shorten them."""
+    writers = {"table": show_table, "csv": show_csv, "json": show_json, "md": show_markdown}
+    if format not in writers:
+        raise UnknownFormat(f"--format {format!r} is not one of {', '.join(FORMATS)}")
+    writers[format](rows, columns)
+
+
+def show_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Columns with a value in some row, as wide as they need: a pipe or a wide terminal reads it."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    used = [c for c in columns if any(row.get(c) is not None for row in rows)] or list(columns)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in used:
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(short(row.get(column))) for column in used))
+    needed = Console(width=100_000).measure(table).maximum
+    Console(highlight=False, width=needed, soft_wrap=True).print(table)
+
+
+def show_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([row.get(column) for column in columns] for row in rows)
+
+
+def show_json(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """A list of objects; a number that JSON has no word for is a string (NaN, Infinity)."""
+    plain = [{column: json_value(row.get(column)) for column in columns} for row in rows]
+    json.dump(plain, sys.stdout, ensure_ascii=False, indent=1, default=str)
+    sys.stdout.write("\n")
+
+
+def json_value(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def show_markdown(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    print(markdown_table(columns, [[row.get(column) for column in columns] for row in rows]))
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A markdown table, padded so that it reads well as plain text too.
+
+    Whatever stands in a cell (model output, an error message) cannot break it.
+    """
+    cells = [[short(value).replace("|", "\\|") for value in row] for row in [header, *rows]]
+    widths = [max(3, *(cell_len(row[n]) for row in cells)) for n in range(len(header))]
+    lines = ["| " + " | ".join(set_cell_size(c, w) for c, w in zip(row, widths, strict=True)) + " |" for row in cells]
+    rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def short(value: Any) -> str:
+    """A value in a few characters, on one line."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())

@@ -1,0 +1,179 @@
+"""Reading: what the command line and the reports ask for. Rows are plain dicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Engine, Select, case, func, select
+
+from db.engine import reading
+from db.models import FACTORS, Cell, Package, PromptResult, Result, Sweep
+
+ROLES = ("builder", "runtime", "reference")
+# The columns that others rely on, in this order.
+RESULT_COLUMNS = (
+    "sweep", "cell", *FACTORS[:5], "runtime", "backend", "prompts", "prompt", "status", "error",
+    "first_logits_max_abs_diff", "logits_max_abs_diff", "matched_tokens", "compared_tokens",
+    "tokens_identical", "forced_logits_max_abs_diff", "noise_floor", "noise_ratio", "verdict",
+    "sensible", "candidate_sensible", "outcome", "precision", "reference", "max_new_tokens", "threads",
+)  # fmt: skip
+SWEEP_COLUMNS = ("sweep", "started", "seconds", "state", "cells", "found", "ok", "failed", "overrides")
+PACKAGE_COLUMNS = ("package", *ROLES)
+PENDING = "pending"
+
+
+class NotInDatabase(Exception):
+    """A sweep or cell that is asked for and is not there."""
+
+
+def sweep_id(engine: Engine, sweep: str) -> int:
+    """The id of a sweep: a number, or "latest". Errors: `NotInDatabase`."""
+    with reading(engine) as session:
+        if sweep == "latest":
+            found = session.scalar(select(func.max(Sweep.id)))
+        else:
+            found = session.get(Sweep, int(sweep)) and int(sweep) if sweep.isdecimal() else None
+        if not found:
+            known = session.execute(select(func.min(Sweep.id), func.max(Sweep.id))).one()
+            there = f"there are {known[0]} to {known[1]}" if known[0] else "there is none yet"
+            raise NotInDatabase(f"sweep {sweep!r} is not in the database: {there}")
+        return found
+
+
+def filtered(query: Select, filters: Mapping[str, Sequence[str]], status: Sequence[str], sweep: int | None) -> Select:
+    """`query` over cells and results, narrowed: any of the values given for each factor."""
+    for factor, values in filters.items():
+        if values:
+            query = query.where(getattr(Cell, factor).in_(values))
+    if status:
+        query = query.where(func.coalesce(Result.status, PENDING).in_(status))
+    if sweep is not None:
+        query = query.where(Cell.sweep_id == sweep)
+    return query
+
+
+def cell_rows(
+    engine: Engine,
+    filters: Mapping[str, Sequence[str]] | None = None,
+    status: Sequence[str] = (),
+    sweep: int | None = None,
+) -> list[dict[str, Any]]:
+    """One dict a cell: factors, status, failure, and the summary over its prompts."""
+    query = select(Cell, Result).outerjoin(Result, Cell.result_id == Result.id)
+    query = filtered(query, filters or {}, status, sweep).order_by(Cell.sweep_id, Cell.position)
+    with reading(engine) as session:
+        return [cell_part(cell, result) | summary_part(result) for cell, result in session.execute(query)]
+
+
+def result_rows(
+    engine: Engine,
+    filters: Mapping[str, Sequence[str]] | None = None,
+    status: Sequence[str] = (),
+    sweep: int | None = None,
+) -> list[dict[str, Any]]:
+    """One dict a cell and prompt, with `RESULT_COLUMNS`; a cell without numbers has one."""
+    query = (
+        select(Cell, Result, PromptResult)
+        .outerjoin(Result, Cell.result_id == Result.id)
+        .outerjoin(PromptResult, PromptResult.result_id == Result.id)
+    )
+    query = filtered(query, filters or {}, status, sweep)
+    query = query.order_by(Cell.sweep_id, Cell.position, PromptResult.position)
+    with reading(engine) as session:
+        rows = []
+        for cell, result, prompt in session.execute(query):
+            row = dict.fromkeys(RESULT_COLUMNS)
+            row |= {k: v for k, v in cell_part(cell, result).items() if k in row}
+            row |= prompt_part(prompt) if prompt else {}
+            rows.append(row)
+        return rows
+
+
+def cell_part(cell: Cell, result: Result | None) -> dict[str, Any]:
+    """What is said of a cell whatever became of it."""
+    row = {"sweep": cell.sweep_id, "cell": cell.id}
+    row |= {factor: getattr(cell, factor) for factor in FACTORS}
+    row |= {"status": result.status if result else PENDING, "found": cell.found}
+    row |= {"error": result.error_line if result else None, "hint": result.hint if result else None}
+    return row
+
+
+def summary_part(result: Result | None) -> dict[str, Any]:
+    """The summary columns of a result."""
+    names = (
+        "prompts_count", "identical_count", "sensible_count", "candidate_sensible_count",
+        "first_diff_least", "first_diff_largest", "diff_least", "diff_largest", "non_finite_count",
+        "verdict", "failed_stage", "patch_outcome", "seconds", "stand_in", "measurement_version",
+    )  # fmt: skip
+    return {name: getattr(result, name, None) for name in names} | {"result": result.id if result else None}
+
+
+def prompt_part(prompt: PromptResult) -> dict[str, Any]:
+    """A prompt's columns, non-finite numbers restored."""
+    columns = (
+        "prompt", "first_logits_max_abs_diff", "logits_max_abs_diff", "matched_tokens",
+        "compared_tokens", "tokens_identical", "forced_logits_max_abs_diff", "noise_floor",
+        "noise_ratio", "verdict", "sensible", "candidate_sensible", "outcome",
+    )  # fmt: skip
+    row = {name: getattr(prompt, name) for name in columns}
+    kinds = {"nan": math.nan, "+inf": math.inf, "-inf": -math.inf}
+    row |= {name: kinds[kind] for name, kind in (prompt.non_finite or {}).items() if name in row}
+    return row
+
+
+def prompts_of(engine: Engine, result_ids: Sequence[int]) -> dict[int, list[PromptResult]]:
+    """The prompts of some results, in order."""
+    query = (
+        select(PromptResult)
+        .where(PromptResult.result_id.in_(result_ids))
+        .order_by(PromptResult.result_id, PromptResult.position)
+    )
+    found: dict[int, list[PromptResult]] = {}
+    with reading(engine) as session:
+        for prompt in session.scalars(query):
+            found.setdefault(prompt.result_id, []).append(prompt)
+    return found
+
+
+def sweep_rows(engine: Engine) -> list[dict[str, Any]]:
+    """One dict a sweep, with `SWEEP_COLUMNS`."""
+    ok = func.sum(case((Result.status == "ok", 1), else_=0))
+    failed = func.sum(case((Result.status != "ok", 1), else_=0))
+    query = (
+        select(Sweep, func.count(Cell.id), func.sum(case((Cell.found, 1), else_=0)), ok, failed)
+        .outerjoin(Cell, Cell.sweep_id == Sweep.id)
+        .outerjoin(Result, Cell.result_id == Result.id)
+        .group_by(Sweep.id)
+        .order_by(Sweep.id)
+    )
+    with reading(engine) as session:
+        return [
+            {
+                "sweep": sweep.id,
+                "started": sweep.started.strftime("%Y-%m-%d %H:%M:%S"),
+                "seconds": (sweep.ended - sweep.started).total_seconds() if sweep.ended else None,
+                "state": sweep.state,
+                "cells": cells,
+                "found": found or 0,
+                "ok": good or 0,
+                "failed": bad or 0,
+                "overrides": " ".join(sweep.overrides),
+            }
+            for sweep, cells, found, good, bad in session.execute(query)
+        ]
+
+
+def package_rows(engine: Engine, cell_id: int) -> list[dict[str, Any]]:
+    """One dict a package, with its version in each of a cell's environments."""
+    with reading(engine) as session:
+        cell = session.get(Cell, cell_id)
+        if cell is None:
+            raise NotInDatabase(f"cell {cell_id} is not in the database: see python -m db results")
+        versions: dict[str, dict[str, Any]] = {}
+        for role in ROLES:
+            environment = getattr(cell.result, f"{role}_environment_id") if cell.result else None
+            for package in session.scalars(select(Package).where(Package.environment_id == environment)):
+                versions.setdefault(package.name, {})[role] = package.version
+        return [{"package": name, **versions[name]} for name in sorted(versions)]

@@ -1,0 +1,1 @@
+"""Reports: each a file, from stored cells to a table."""

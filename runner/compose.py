@@ -1,0 +1,175 @@
+"""The whole sweep, composed once.
+
+Hydra takes about 70 ms to compose a config, so a cell is not composed: each
+swept value is, once, and a cell is put together from the parts. That is the
+same as composing it, because an axis owns a top-level key of the schema and
+its values touch nothing else. Anything else that is swept (an experiment, a
+nested default) is composed for every cell.
+
+A value that does not compose is that value's error, and fails its cells alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from runner import schema
+from runner.cells import FACTORS, Cell, from_plain
+from runner.failures import ConfigFailed
+
+KEYS = frozenset(field.name for field in fields(schema.Config))
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A composed config as plain dicts, and Hydra's choice for each config group."""
+
+    plain: dict
+    choices: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One value of an axis: its overrides, and the base composed with them."""
+
+    overrides: tuple[str, ...]
+    composed: Composed | ConfigFailed
+
+
+def check_keys(arguments: list[str], conf: Path) -> None:
+    """Refuse an override whose key is no factor, setting or group: Hydra would not say what is."""
+    groups = {path.name for path in conf.iterdir() if path.is_dir()}
+    known = sorted(KEYS | groups | {"hydra"})
+    for argument in arguments:
+        match = re.match(r"[+~]{0,2}([A-Za-z_][\w-]*)[^=]*=", argument)
+        if match and match.group(1) not in known:
+            near = difflib.get_close_matches(match.group(1), known, n=1)
+            raise ConfigFailed(
+                f"{argument}: there is no {match.group(1)!r}" + (f"; did you mean {near[0]}?" if near else ""),
+                hint=f"known: {', '.join(known)}",
+            )
+
+
+def compose_sweep(loader: ConfigLoader, master: DictConfig, arguments: list[str]) -> list[Cell]:
+    """All cells of the command line, in the order of its axes (the last varies fastest)."""
+    overrides = OverridesParser.create(config_loader=loader).parse_overrides(arguments)
+    swept = {o.get_key_element(): values_of(o) for o in overrides if o.is_sweep_override()}
+    fixed = [o.input_line for o in overrides if not o.is_sweep_override() and o.input_line]
+    owned = {key: values for key, values in swept.items() if axis_of(key) in KEYS}
+    free = {key: values for key, values in swept.items() if key not in owned}
+    axes = group_axes(owned)
+    cells: dict[tuple[str, ...], Cell] = {}
+    for outer in itertools.product(*free.values()):
+        for assigned, cell in assemble(loader, master, fixed + list(outer), axes):
+            cells[tuple(sorted((*outer, *assigned)))] = cell
+    # Back to the order in which the axes stand on the command line.
+    return [cells[tuple(sorted(combination))] for combination in itertools.product(*swept.values())]
+
+
+def values_of(override: Override) -> list[str]:
+    """The swept values as single overrides: ``key=value``."""
+    if not override.is_discrete_sweep():
+        raise ConfigFailed(
+            f"{override.input_line}: this kind of sweep has no cells",
+            hint="list the values: key=a,b,c, or key=range(1,4), or key=glob(*)",
+        )
+    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+
+
+def axis_of(key: str) -> str:
+    """The top-level key that an override's key belongs to; "" where it is not a plain one."""
+    return "" if key[0] in "+~" or "@" in key or "/" in key else key.split(".")[0]
+
+
+def group_axes(swept: Mapping[str, list[str]]) -> dict[str, list[tuple[str, ...]]]:
+    """Swept keys by top-level key: those that share one (builder, builder.ref) vary together."""
+    groups: dict[str, list[list[str]]] = {}
+    for key, values in swept.items():
+        groups.setdefault(axis_of(key), []).append(values)
+    return {axis: list(itertools.product(*values)) for axis, values in groups.items()}
+
+
+def assemble(loader, master, fixed: list[str], axes: Mapping[str, list[tuple[str, ...]]]):
+    """Yield (overrides, cell) for the product of `axes` over one base."""
+    base = compose_one(loader, master, fixed)
+    parts = [
+        [Part(overrides, compose_one(loader, master, [*fixed, *overrides])) for overrides in values]
+        for values in axes.values()
+    ]
+    for combination in itertools.product(*parts):
+        assigned = tuple(itertools.chain.from_iterable(part.overrides for part in combination))
+        yield assigned, cell_of(base, dict(zip(axes, combination, strict=True)))
+
+
+def cell_of(base: Composed | ConfigFailed, parts: Mapping[str, Part]) -> Cell:
+    """A cell from the base config and one part an axis."""
+    composed = [base, *(part.composed for part in parts.values())]
+    failure = next((item for item in composed if isinstance(item, ConfigFailed)), None)
+    plain, choices = ({}, {}) if isinstance(base, ConfigFailed) else (base.plain, base.choices)
+    plain, choices = dict(plain), dict(choices)
+    for axis, part in parts.items():
+        if isinstance(part.composed, ConfigFailed):
+            raw = dict(override.split("=", 1) for override in part.overrides)
+            plain[axis] = choices[axis] = raw.get(axis, " ".join(part.overrides))
+        else:
+            plain[axis] = part.composed.plain[axis]
+            choices[axis] = part.composed.choices.get(axis, plain[axis])
+    if failure:
+        factors = {name: str(choices.get(name, plain.get(name, ""))) for name in FACTORS}
+        return Cell(factors, failure=failure)
+    return from_plain(plain, choices)
+
+
+def compose_one(loader, master: DictConfig, overrides: list[str]) -> Composed | ConfigFailed:
+    """One composed config, or the failure that Hydra's error becomes."""
+    try:
+        config = loader.load_configuration(
+            config_name=master.hydra.job.config_name,
+            overrides=[*master.hydra.overrides.hydra, *overrides],
+            run_mode=RunMode.RUN,
+        )
+    except (HydraException, OmegaConfBaseException) as error:
+        return ConfigFailed(reason(error), hint=hint(error))
+    return plain_of(config)
+
+
+def plain_of(config: DictConfig) -> Composed:
+    """A composed config without Hydra's node, as plain dicts, interpolations unresolved."""
+    choices = OmegaConf.to_container(config.hydra.runtime.choices)
+    plain = OmegaConf.to_container(OmegaConf.masked_copy(config, sorted(KEYS)))
+    assert isinstance(choices, dict) and isinstance(plain, dict)
+    return Composed(plain, {str(key): str(value) for key, value in choices.items()})
+
+
+def reason(error: BaseException) -> str:
+    """What is wrong, in a line: the outer message names the override, the innermost the fault."""
+    lines: list[str] = []
+    current: BaseException | None = error
+    while current is not None:
+        line = next(iter(str(current).strip().splitlines()), "")
+        if line and not any(line in known for known in lines):
+            lines.append(line)
+        current = current.__cause__
+    return ": ".join([lines[0], *lines[1:][-1:]]) if lines else type(error).__name__
+
+
+def hint(error: BaseException) -> str:
+    """The options that Hydra lists for an unknown value."""
+    _, found, rest = str(error).partition("Available options in ")
+    if not found:
+        return "python -m runner --cfg job shows every key and its value"
+    listed = rest.split("Config search path:")[0].split()
+    return f"allowed in {listed[0].strip(chr(39) + ':')}: {', '.join(listed[1:])}" if listed else ""

@@ -1,0 +1,172 @@
+"""Environments: a requirement set resolved once to exact versions, then installed once.
+
+uv does both. A resolution is stored under the hash of what was asked and
+reused until `refresh`; an environment is named by the hash of its resolution,
+so that equal sets are one environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import uv
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from runner import hashing
+from runner.failures import EnvFailed
+from runner.schema import Environment
+from runner.store import Store
+
+STAMP = "ready.json"
+GPU_PACKAGE = re.compile(r"^(nvidia-|cuda-|triton$|pytorch-triton)")
+GPU_VERSION = re.compile(r"\+(cu\d+|rocm|xpu)")
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """Exact packages for one interpreter.
+
+    packages: {canonical name: version}, sorted; hash: of the packages, the
+    Python version and the platform.
+    """
+
+    packages: dict[str, str]
+    hash: str
+
+    def text(self) -> str:
+        return "".join(f"{name}=={version}\n" for name, version in self.packages.items())
+
+
+def platform_tag() -> str:
+    return f"{sys.implementation.name}-{platform.python_version()}-{sys.platform}-{platform.machine()}"
+
+
+def wheel_source() -> list[str]:
+    """uv's arguments that bring torch's CPU build: a local folder if one is named, else uv's backend."""
+    links = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS")
+    if links:
+        return [part for link in re.split(r"[\s,]+", links.strip()) for part in ("--find-links", link)]
+    return ["--torch-backend", "cpu"]
+
+
+async def uv_run(*arguments: str) -> str:
+    """Run uv and return its standard output. Errors: `EnvFailed` with the end of what uv said."""
+    process = await asyncio.create_subprocess_exec(
+        uv.find_uv_bin(), *arguments,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        out, err = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
+    if process.returncode:
+        said = err.decode(errors="replace").strip()
+        raise EnvFailed(
+            f"uv {' '.join(arguments[:2])} failed: {said[-1500:]}",
+            hint="check the requirements and the network; UV_FIND_LINKS names a folder of wheels,"
+            " UV_OFFLINE=1 uses uv's cache only",
+            error_type="uv",
+        )
+    return out.decode()
+
+
+async def resolve(store: Store, environment: Environment, constraints: Path | None, refresh: bool):
+    """Resolve a requirement set to a `Resolution`, from the store where it was done before."""
+    for requirement in environment.requirements:
+        try:
+            Requirement(requirement)
+        except InvalidRequirement as error:
+            raise EnvFailed(f"requirement {requirement!r} is not valid: {error}") from error
+    pins = constraints.read_text(encoding="utf-8") if constraints else ""
+    asked = {
+        "requirements": sorted(environment.requirements),
+        "constraints": pins,
+        "platform": platform_tag(),
+        "torch": wheel_source()[0],
+    }
+    key = hashing.of_value(asked)
+    path = store.root / "resolutions" / f"{key}.json"
+    if path.exists() and not refresh:
+        return as_resolution(json.loads(path.read_text(encoding="utf-8"))["packages"])
+    async with store.locked(f"resolution-{key}"):
+        with store.draft("resolve") as draft:
+            (draft / "requirements.in").write_text("\n".join(environment.requirements) + "\n")
+            arguments = ["pip", "compile", "--no-header", "--no-annotate", "--python", sys.executable]
+            arguments += ["--upgrade"] if refresh else []
+            if constraints and not refresh:
+                arguments += ["--constraints", str(constraints)]
+            lines = await uv_run(*arguments, *wheel_source(), str(draft / "requirements.in"))
+            resolution = as_resolution(parse_pins(lines))
+            refuse_gpu(resolution.packages)
+            part = draft / "resolution.json"
+            part.write_text(json.dumps({"asked": asked, "packages": resolution.packages}, indent=1))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(part, path)
+    return resolution
+
+
+def parse_pins(text: str) -> dict[str, str]:
+    """``name==version`` lines to {canonical name: version}; comments, options and markers dropped."""
+    pins = {}
+    for line in text.splitlines():
+        line = line.split("#")[0].split(";")[0].strip()
+        if line and not line.startswith("-"):
+            name, _, version = line.partition("==")
+            pins[canonicalize_name(name.strip())] = version.strip()
+    return pins
+
+
+def as_resolution(packages: dict[str, str]) -> Resolution:
+    packages = dict(sorted(packages.items()))
+    return Resolution(packages, hashing.of_value(packages, platform_tag()))
+
+
+def refuse_gpu(packages: dict[str, str]) -> None:
+    """Refuse a resolution that would bring a GPU build of torch (3 GB, and other numbers)."""
+    found = [
+        f"{name}=={version}"
+        for name, version in packages.items()
+        if GPU_PACKAGE.match(name) or (name == "torch" and GPU_VERSION.search(version))
+    ]
+    if found:
+        raise EnvFailed(
+            f"the resolution holds a GPU build: {', '.join(found[:4])}"
+            + (f" and {len(found) - 4} more" if len(found) > 4 else ""),
+            hint="unset UV_FIND_LINKS and PIP_FIND_LINKS to use uv's CPU backend,"
+            " or let them name a folder with torch's CPU wheel",
+            error_type="GpuBuild",
+        )
+
+
+async def install(store: Store, root: Path, resolution: Resolution) -> Path:
+    """Make the environment if it is not there; return its interpreter."""
+    folder = root / resolution.hash[:32]
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    if (folder / STAMP).exists() and python.exists():
+        return python
+    async with store.locked(f"environment-{resolution.hash[:32]}"):
+        if (folder / STAMP).exists() and python.exists():
+            return python
+        shutil.rmtree(folder, ignore_errors=True)
+        root.mkdir(parents=True, exist_ok=True)
+        with store.draft("install") as draft:
+            lock = draft / "requirements.txt"
+            lock.write_text(resolution.text())
+            await uv_run("venv", "--python", sys.executable, str(folder))
+            await uv_run("pip", "sync", "--python", str(python), *wheel_source(), str(lock))
+        stamp = {"packages": resolution.packages, "platform": platform_tag()}
+        (folder / (STAMP + ".part")).write_text(json.dumps(stamp, indent=1))
+        os.replace(folder / (STAMP + ".part"), folder / STAMP)
+    return python

@@ -1,0 +1,136 @@
+"""One tree of exceptions: every way a cell can fail is a type with a status.
+
+Each says the stage, what was asked for, what is there, and what to do. The
+statuses are the ones that rows carry; `FINAL` are those that a second run
+would only repeat, so that they count as finished.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from db.models import error_line
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a stage's process left behind: absent values are None."""
+
+    exit_code: int | None = None
+    signal: str | None = None
+    stderr_tail: str | None = None
+    peak_memory_bytes: int | None = None
+    seconds: float | None = None
+
+
+class Failure(Exception):
+    """A cell's failure.
+
+    message: what happened, in one line if it can be.
+    hint: what the user can do about it.
+    error_type: the class of the underlying error where there is one ("KeyError").
+    """
+
+    status = "run_failed"
+    stage = "cell"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        error_type: str = "",
+        stage: str = "",
+        transient: bool = False,
+        evidence: Evidence = Evidence(),
+    ):
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.error_type = error_type
+        self.stage = stage or type(self).stage
+        self.transient = transient
+        self.evidence = evidence
+
+    @property
+    def final(self) -> bool:
+        """Whether running the same cell again would give the same failure."""
+        return self.status in FINAL and not self.transient
+
+    def line(self) -> str:
+        """The failure in one line, as tables show it."""
+        return error_line(self.error_type, self.message) or ""
+
+
+class ConfigFailed(Failure):
+    status, stage = "config_failed", "config"
+
+
+class SourceFailed(Failure):
+    status, stage = "source_failed", "source"
+
+
+class EnvFailed(Failure):
+    status, stage = "env_failed", "environment"
+
+
+class PatchFailed(Failure):
+    status, stage = "patch_failed", "overlay"
+
+
+class CheckpointFailed(Failure):
+    status, stage = "checkpoint_failed", "checkpoint"
+
+
+class PromptsFailed(Failure):
+    status, stage = "config_failed", "prompts"
+
+
+class ReferenceFailed(Failure):
+    status, stage = "reference_failed", "reference"
+
+
+class ExportFailed(Failure):
+    status, stage = "export_failed", "export"
+
+
+class LoadFailed(Failure):
+    status, stage = "load_failed", "candidate"
+
+
+class RunFailed(Failure):
+    status, stage = "run_failed", "candidate"
+
+
+class TimedOut(Failure):
+    status = "timeout"
+
+
+class Stalled(Failure):
+    status = "stalled"
+
+
+class Killed(Failure):
+    status = "killed"
+
+
+class Skipped(Failure):
+    status = "skipped"
+
+
+STATUSES = (
+    "ok", "config_failed", "source_failed", "env_failed", "patch_failed", "checkpoint_failed",
+    "reference_failed", "export_failed", "load_failed", "run_failed", "timeout", "stalled",
+    "killed", "preempted", "skipped",
+)  # fmt: skip
+
+FINAL = frozenset({"reference_failed", "export_failed", "load_failed", "run_failed"})
+
+STAGE_FAILURES = {
+    "checkpoint": CheckpointFailed,
+    "prompts": PromptsFailed,
+    "reference": ReferenceFailed,
+    "export": ExportFailed,
+    "candidate": RunFailed,
+    "compare": RunFailed,
+}

@@ -1,0 +1,84 @@
+"""From the sweeper to an action, and from an action to an exit code and a table."""
+
+from __future__ import annotations
+
+import traceback
+
+from hydra.core.config_loader import ConfigLoader
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from db.engine import DatabaseProblem, url_of
+from runner import compose, schema, sweep
+from runner.cells import one_of
+from runner.failures import ConfigFailed
+
+
+class Finished(SystemExit):
+    """An action that came to its end: how its exit code gets past Hydra, which returns nothing."""
+
+
+OK, SOME_FAILED, BAD_CONFIG, FAULT, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+def act(loader: ConfigLoader, config: DictConfig, overrides: list[str]) -> int:
+    """Do `action` with the command line's cells. Returns the exit code; prints the sweep's table."""
+    try:
+        settings = settings_of(config)
+        cells = compose.compose_sweep(loader, config, overrides)
+        rows = sweep.run(cells, settings, overrides)
+    except (ConfigFailed, DatabaseProblem) as error:
+        complain(str(error), getattr(error, "hint", ""))
+        return BAD_CONFIG
+    except sweep.Interrupted as stop:
+        show(stop.sweep, settings)
+        return INTERRUPTED
+    except Exception:
+        traceback.print_exc()
+        complain("this is a fault of paritylab itself", "what was finished before it is stored")
+        return FAULT
+    show(rows[0].sweep, settings)
+    return exit_code([row.status for row in rows], settings.allow_failed)
+
+
+def exit_code(statuses: list[str], allow_failed: bool) -> int:
+    """The exit code of a sweep that came to its end."""
+    if statuses and all(status == "config_failed" for status in statuses):
+        return BAD_CONFIG
+    failed = any(status != "ok" for status in statuses)
+    return SOME_FAILED if failed and not allow_failed else OK
+
+
+def settings_of(config: DictConfig) -> schema.Settings:
+    """The run's settings, checked. Errors: `ConfigFailed`."""
+    names = [name for name in schema.Settings.__dataclass_fields__]
+    plain = {name: config[name] for name in names}
+    settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema.Settings), plain))
+    assert isinstance(settings, schema.Settings)
+    one_of("action", settings.action, schema.ACTIONS)
+    one_of("rerun", settings.rerun, schema.RERUNS)
+    for name in ("timeout", "stall"):
+        if getattr(settings.limits, name) <= 0:
+            raise ConfigFailed(f"limits.{name}: must be more than 0 seconds")
+    if settings.jobs is not None and settings.jobs < 1:
+        raise ConfigFailed(f"jobs: {settings.jobs} is not allowed", hint="allowed: null, or 1 or more")
+    return settings
+
+
+def show(sweep_id: int, settings: schema.Settings) -> None:
+    """Print the table of a sweep, and where it is stored."""
+    from reports import sweep as report
+
+    url = url_of(settings.db.url)
+    print(report.markdown(report.collect(url, str(sweep_id))))
+    where = url.removeprefix("sqlite:///")
+    flag = "" if where == url_of(None).removeprefix("sqlite:///") else f" --db {where}"
+    print(f"\nStored as sweep {sweep_id} in {where}")
+    print(f"Every number: python -m db results --sweep {sweep_id}{flag}")
+
+
+def complain(what: str, hint: str = "") -> None:
+    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    console.print(f"error: {what}")
+    if hint:
+        console.print(f"  {hint}")

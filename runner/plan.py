@@ -1,0 +1,175 @@
+"""From a cell to its stages: what each is made of, hence its key, before anything runs.
+
+The keys are hashes of inputs all the way down, so a finished cell is known
+from the database without computing or importing anything heavy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runner import backends, cells, checkpoints, environments, hashing, overlays, schema, sources
+from runner.cells import Cell
+from runner.environments import Resolution
+from runner.store import Store
+
+# Raise a stage's number when its output changes for the same inputs.
+VERSIONS = {"checkpoint": 1, "prompts": 1, "reference": 1, "export": 1, "candidate": 1, "compare": 1}
+# How results of the comparison are told apart: the number that rows carry.
+MEASUREMENT_VERSION = 1
+ROLES = ("builder", "runtime", "reference")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of a cell.
+
+    inputs: everything that determines the output (what `key` hashes).
+    needs: stages whose artifacts `arguments` turns into the worker's arguments.
+    role: whose environment it runs in.
+    """
+
+    name: str
+    inputs: dict
+    role: str
+    needs: tuple[str, ...]
+    arguments: Callable[[dict[str, Path], dict[str, dict]], dict]
+
+    @property
+    def key(self) -> str:
+        return hashing.of_value(self.name, VERSIONS[self.name], self.inputs)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A cell's stages and what they stand on.
+
+    checkpoint_path: the folder that both sides read where no stage has to make
+    one. result_hash: of everything that determines the cell's result.
+    """
+
+    stages: dict[str, Stage]
+    checkpoint: checkpoints.Checkpoint
+    resolutions: dict[str, Resolution]
+    overlay: overlays.Overlay
+    threads: int
+    result_hash: str
+
+
+@dataclass
+class Planner:
+    """Plans cells; what many cells share (a resolution, an overlay) is worked out once."""
+
+    store: Store
+    refresh: bool
+    inspector: checkpoints.Inspector
+    shared: dict[str, asyncio.Task] = field(default_factory=dict)
+
+    async def once(self, key: str, make: Callable):
+        """The result of `make()`, shared by everyone who asks for `key`."""
+        if key not in self.shared:
+            self.shared[key] = asyncio.create_task(make())
+        return await asyncio.shield(self.shared[key])
+
+    async def resolve(self, environment: schema.Environment) -> Resolution:
+        constraints = cells.constraints_path(environment)
+        key = hashing.of_value("resolution", environment.requirements, str(constraints))
+        return await self.once(key, lambda: environments.resolve(self.store, environment, constraints, self.refresh))
+
+    async def overlay(self, config: schema.Factors) -> overlays.Overlay:
+        source_key = hashing.of_value("source", config.builder.kind, config.builder.version)
+        source = await self.once(source_key, lambda: sources.fetch(self.store, config.builder))
+        patch = hashing.of_value("overlay", source.tree, cells.plain(config.patch))
+        return await self.once(patch, lambda: overlays.make(self.store, source, config.patch))
+
+    async def plan(self, cell: Cell) -> Plan:
+        """Errors: the `Failure` of whatever could not be prepared."""
+        if cell.failure:
+            raise cell.failure
+        config = cell.config
+        assert config is not None
+        backend = backends.stages(config.backend.name)
+        checkpoint = self.inspector.inspect(cells.model_path(config))
+        layers = checkpoints.keep_layers(config.layers, checkpoint)
+        builder, runtime, reference = [await self.resolve(getattr(config, role).environment) for role in ROLES]
+        overlay = await self.overlay(config)
+        resolutions = {"builder": builder, "runtime": runtime, "reference": reference}
+        stages = stages_of(config, backend, checkpoint, layers, resolutions, overlay)
+        return Plan(stages, checkpoint, resolutions, overlay, config.threads, stages["compare"].key)
+
+
+def stages_of(config, backend, checkpoint, layers, resolutions, overlay) -> dict[str, Stage]:
+    """The stages of a cell by name, in the order in which each finds what it needs."""
+    dtype = "stored" if checkpoint.same_dtype(config.dtype) else config.dtype
+    identity = {"checkpoint": checkpoint.hash, "dtype": dtype, "layers": layers}
+    made = ("checkpoint",) if dtype != "stored" or layers is not None else ()
+
+    def folder(paths: dict[str, Path]) -> str:
+        return str(paths.get("checkpoint", checkpoint.path))
+
+    stages: dict[str, Stage] = {}
+    if made:
+        stages["checkpoint"] = Stage(
+            "checkpoint", identity, "reference", (),
+            lambda paths, meta: {"source": str(checkpoint.path), "dtype": dtype, "layers": layers},
+        )  # fmt: skip
+    wanted = config.prompts
+    prompts = {
+        "template": wanted.template,
+        "prompts": [{"name": p.name, "text": p.text} for p in wanted.prompts],
+    }
+    # Token ids depend on the tokenizer's files only, so every dtype and layer count shares them.
+    stages["prompts"] = Stage(
+        "prompts",
+        {"files": checkpoint.text_hash, **prompts, "packages": resolutions["reference"].hash},
+        "reference", (),
+        lambda paths, meta: {"checkpoint": str(checkpoint.path), **prompts},
+    )  # fmt: skip
+    settings = {
+        "compute_dtype": config.reference.compute_dtype,
+        "attention": config.reference.attention,
+        "max_new_tokens": config.max_new_tokens,
+    }
+    stages["reference"] = Stage(
+        "reference",
+        {**identity, **settings, "prompts": stages["prompts"].key, "threads": config.threads,
+         "packages": resolutions["reference"].hash},
+        "reference", (*made, "prompts"),
+        lambda paths, meta: {
+            "checkpoint": folder(paths), "prompts": str(paths["prompts"] / "prompts.json"), **settings
+        },
+    )  # fmt: skip
+    export = backend.export_settings(config)
+    stages["export"] = Stage(
+        "export",
+        {**identity, **export, "overlay": overlay.tree, "threads": config.threads,
+         "packages": resolutions["builder"].hash},
+        "builder", made,
+        lambda paths, meta: {"overlay": str(overlay.path), "checkpoint": folder(paths), **export},
+    )  # fmt: skip
+    candidate = backend.candidate_settings(config)
+    stages["candidate"] = Stage(
+        "candidate",
+        {**candidate, "export": stages["export"].key, "prompts": stages["prompts"].key,
+         "backend": config.backend.name, "packages": resolutions["runtime"].hash},
+        "runtime", (*made, "prompts", "reference", "export"),
+        lambda paths, meta: {
+            "export": str(paths["export"]), "checkpoint": folder(paths),
+            "prompts": str(paths["prompts"] / "prompts.json"),
+            "end_tokens": meta["reference"]["end_tokens"], **candidate,
+        },
+    )  # fmt: skip
+    expect = {p.name: p.expect for p in wanted.prompts}
+    stages["compare"] = Stage(
+        "compare",
+        {"measurement": MEASUREMENT_VERSION, "expect": expect, "reference": stages["reference"].key,
+         "candidate": stages["candidate"].key},
+        "reference", ("reference", "candidate"),
+        lambda paths, meta: {
+            "reference": str(paths["reference"]), "candidate": str(paths["candidate"]), "expect": expect
+        },
+    )  # fmt: skip
+    return stages

@@ -1,0 +1,208 @@
+"""The typed schema of a cell's config and of the run's settings.
+
+What a config file in ``conf/`` may hold is said here and nowhere else. The
+dataclasses are plain: OmegaConf checks types while composing, `runner.cells`
+checks values afterwards, and everything behind the front door sees these
+objects only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional
+
+from omegaconf import MISSING
+
+DTYPES = ("stored", "fp32", "bf16", "fp16")
+ACTIONS = ("run",)
+RERUNS = ("none", "failed", "all")
+PRECISIONS = ("fp32", "fp16", "bf16", "int4", "int8")
+TEMPLATES = ("chat", "none")
+
+
+@dataclass
+class Environment:
+    """The packages that one interpreter must have.
+
+    requirements: PEP 508 requirements, as asked for.
+    constraints: name of a file in ``conf/environment/`` that pins what the
+        requirements leave open, or None to take the newest that fit.
+    """
+
+    requirements: List[str] = MISSING
+    constraints: Optional[str] = None
+
+
+@dataclass
+class Model:
+    """A checkpoint folder in transformers' layout; a relative path is the project's."""
+
+    name: str = MISSING
+    path: str = MISSING
+
+
+@dataclass
+class Builder:
+    """Where the export code comes from and what it runs in.
+
+    kind: "release" takes the sources from the published wheel of `version`.
+    """
+
+    name: str = MISSING
+    kind: str = "release"
+    version: str = MISSING
+    environment: Environment = field(default_factory=Environment)
+
+
+@dataclass
+class Edit:
+    """One anchored edit of one file of the builder's sources.
+
+    file: path below the sources' ``models`` folder.
+    find: literal text (whole lines, no leading or trailing blank line needed).
+    put: what stands there afterwards.
+    count: how often `find` must occur.
+    present: regular expression (multi-line) that matches only sources that
+        have the change already.
+    """
+
+    file: str = MISSING
+    find: str = MISSING
+    put: str = MISSING
+    count: int = 1
+    present: str = MISSING
+
+
+@dataclass
+class Variant:
+    """The edits that make a change in the builders that `builders` (PEP 440) admits."""
+
+    builders: str = MISSING
+    edits: List[Edit] = MISSING
+
+
+@dataclass
+class Change:
+    """A single suspected cause, removed: what a proof applies alone."""
+
+    what: str = MISSING
+    variants: List[Variant] = MISSING
+
+
+@dataclass
+class Patch:
+    """A set of single changes by name, applied in this order."""
+
+    changes: Dict[str, Change] = field(default_factory=dict)
+
+
+@dataclass
+class Backend:
+    """What runs the export."""
+
+    name: str = MISSING
+    execution_provider: str = "cpu"
+    extra_options: Dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Runtime:
+    """The packages that the export runs on."""
+
+    name: str = MISSING
+    environment: Environment = field(default_factory=Environment)
+
+
+@dataclass
+class Reference:
+    """The packages and settings of the transformers side."""
+
+    name: str = MISSING
+    compute_dtype: str = "float32"
+    attention: str = "eager"
+    environment: Environment = field(default_factory=Environment)
+
+
+@dataclass
+class Prompt:
+    """One user message; `expect` is text that a sensible answer contains."""
+
+    name: str = MISSING
+    text: str = MISSING
+    expect: Optional[str] = None
+
+
+@dataclass
+class Prompts:
+    """A prompt set; template "chat" applies the checkpoint's chat template, "none" does not."""
+
+    name: str = MISSING
+    template: str = "chat"
+    prompts: List[Prompt] = MISSING
+
+
+@dataclass
+class Store:
+    """Folders of artifacts and sources, and of environments; None for the defaults."""
+
+    root: Optional[str] = None
+    environments: Optional[str] = None
+
+
+@dataclass
+class Database:
+    """An SQLAlchemy URL, or a path of an SQLite file; None for the default."""
+
+    url: Optional[str] = None
+
+
+@dataclass
+class Env:
+    """How environments are made: `refresh` resolves requirement sets anew."""
+
+    refresh: bool = False
+
+
+@dataclass
+class Limits:
+    """Seconds after which a stage is a `timeout`, or, without using any CPU, `stalled`."""
+
+    timeout: float = MISSING
+    stall: float = MISSING
+
+
+@dataclass
+class Factors:
+    """What a cell is: one value for each factor."""
+
+    model: Model = field(default_factory=Model)
+    builder: Builder = field(default_factory=Builder)
+    patch: Patch = field(default_factory=Patch)
+    backend: Backend = field(default_factory=Backend)
+    runtime: Runtime = field(default_factory=Runtime)
+    reference: Reference = field(default_factory=Reference)
+    prompts: Prompts = field(default_factory=Prompts)
+    dtype: str = MISSING
+    layers: str = MISSING
+    precision: str = MISSING
+    max_new_tokens: int = MISSING
+    threads: int = MISSING
+
+
+@dataclass
+class Settings:
+    """Where and how to run, which is no part of what a cell is."""
+
+    action: str = MISSING
+    rerun: str = MISSING
+    allow_failed: bool = MISSING
+    jobs: Optional[int] = None
+    store: Store = field(default_factory=Store)
+    db: Database = field(default_factory=Database)
+    env: Env = field(default_factory=Env)
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass
+class Config(Factors, Settings):
+    """Everything that ``conf/config.yaml`` composes to, save Hydra's own node."""

@@ -1,0 +1,170 @@
+"""Running a cell's stages: each artifact found, or made once, whoever wants it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runner import environments
+from runner.environments import Resolution
+from runner.failures import STAGE_FAILURES, Evidence, Failure, Killed, LoadFailed, Stalled, TimedOut
+from runner.plan import Plan, Stage
+from runner.store import Artifact, Store
+from runner.workers import Task, TaskFailed, Workers
+
+DISK_FULL = ("No space left on device", "Disk quota exceeded")
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """What a stage cost a cell: `found` means that it was there already."""
+
+    name: str
+    key: str
+    found: bool
+    seconds: float | None = None
+    peak_memory_bytes: int | None = None
+
+
+@dataclass
+class Stages:
+    """Runs stages. `on_stage(cell, stage)` is called when one starts to work."""
+
+    store: Store
+    environments_root: Path
+    workers: Workers
+    on_stage: Callable[[str, str], None] = lambda cell, stage: None
+    fresh: bool = False  # take only artifacts that this run made
+    made: set[str] = field(default_factory=set)
+    flights: dict[str, asyncio.Task] = field(default_factory=dict)
+    interpreters: dict[str, asyncio.Task] = field(default_factory=dict)
+
+    async def interpreter(self, resolution: Resolution) -> Path:
+        """The interpreter of an environment, installed once."""
+        if resolution.hash not in self.interpreters:
+            self.interpreters[resolution.hash] = asyncio.create_task(
+                environments.install(self.store, self.environments_root, resolution)
+            )
+        return await asyncio.shield(self.interpreters[resolution.hash])
+
+    async def run(self, cell: str, plan: Plan, runs: dict[str, StageRun]) -> Artifact:
+        """The cell's comparison; `runs` is filled with what each stage cost. Errors: `Failure`."""
+        return await self.produce(cell, plan, "compare", runs)
+
+    def find(self, stage: Stage) -> Artifact | None:
+        if self.fresh and stage.key not in self.made:
+            return None
+        return self.store.find(stage.name, stage.key)
+
+    async def produce(self, cell: str, plan: Plan, name: str, runs: dict[str, StageRun]) -> Artifact:
+        """A stage's artifact. Cells that want the same one at the same time share its making."""
+        stage = plan.stages[name]
+        flight_key = f"{name}/{stage.key}"
+        found = self.find(stage)
+        if found:
+            runs.setdefault(name, StageRun(name, stage.key, True))
+            return found
+        if flight_key not in self.flights:
+            task = asyncio.create_task(self.make(cell, plan, stage, runs))
+            self.flights[flight_key] = task
+            # A failed one stays, so that no cell of this run repeats it.
+            task.add_done_callback(lambda t: t.cancelled() or t.exception() or self.flights.pop(flight_key, None))
+        artifact = await asyncio.shield(self.flights[flight_key])
+        runs.setdefault(name, StageRun(name, stage.key, True))  # another cell of this run made it
+        return artifact
+
+    async def make(self, cell: str, plan: Plan, stage: Stage, runs: dict[str, StageRun]) -> Artifact:
+        made = await gather(self.produce(cell, plan, need, runs) for need in stage.needs)
+        inputs = dict(zip(stage.needs, made, strict=True))
+        arguments = stage.arguments(
+            {need: artifact.path for need, artifact in inputs.items()},
+            {need: artifact.meta for need, artifact in inputs.items()},
+        )
+        python = await self.interpreter(plan.resolutions[stage.role])
+        async with self.store.locked(f"{stage.name}-{stage.key}"):
+            found = self.find(stage)
+            if found:  # another process was faster
+                runs[stage.name] = StageRun(stage.name, stage.key, True)
+                return found
+            try:
+                with self.store.draft(stage.name) as draft:
+                    out, work = draft / "out", draft / "work"
+                    out.mkdir()
+                    work.mkdir()
+                    task = Task(stage.name, arguments, out, work, plan.threads, plan.checkpoint.model_type)
+                    self.on_stage(cell, stage.name)
+                    meta, evidence = await self.workers.run(python, task)
+                    runs[stage.name] = StageRun(
+                        stage.name, stage.key, False, evidence.seconds, evidence.peak_memory_bytes
+                    )
+                    self.made.add(stage.key)
+                    return self.store.finish(stage.name, stage.key, out, stage.inputs, meta)
+            except TaskFailed as failed:
+                raise as_failure(stage.name, failed, self.store.root) from failed
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                raise disk_full(stage.name, self.store.root, Evidence()) from error
+
+
+async def gather(awaitables) -> list:
+    """Await all side by side; the first failure is raised once every one has ended."""
+    results = await asyncio.gather(*awaitables, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def as_failure(stage: str, failed: TaskFailed, store_root: Path) -> Failure:
+    """The typed failure of a stage whose task gave no result."""
+    evidence, error = failed.evidence, failed.error
+    common = {"stage": stage, "evidence": evidence}
+    message = str(error.get("message", ""))
+    if any(word in text for word in DISK_FULL for text in (message, evidence.stderr_tail or "")):
+        return disk_full(stage, store_root, evidence)
+    if failed.reason == "timeout":
+        return TimedOut(f"{stage} took longer than allowed and was ended", hint="raise limits.timeout", **common)
+    if failed.reason == "stalled":
+        return Stalled(
+            f"{stage} used no CPU for longer than allowed and was ended",
+            hint="raise limits.stall if it only waits for something slow",
+            **common,
+        )
+    if failed.reason == "worker":
+        return Killed(
+            f"the worker that ran {stage} ended (exit code {evidence.exit_code})",
+            hint="see the end of its stderr: python -m db results --format json",
+            **common,
+        )
+    if failed.reason == "ended":
+        if evidence.signal in ("SIGKILL", "SIGTERM"):
+            return Killed(
+                f"{stage} was ended by {evidence.signal}",
+                hint="the kernel does this when memory runs out: try jobs=1 or fewer layers;"
+                " the next run tries the cell again",
+                **common,
+            )
+        how = evidence.signal or f"exit code {evidence.exit_code}"
+        return STAGE_FAILURES[stage](f"{stage} crashed ({how})", error_type=evidence.signal or "Exit", **common)
+    kind = LoadFailed if error.get("type") == "LoadFailed" else STAGE_FAILURES[stage]
+    return kind(message, error_type=str(error.get("type", "")), hint=str(error.get("hint", "")), **common)
+
+
+def disk_full(stage: str, root: Path, evidence: Evidence) -> Failure:
+    try:
+        free = f"{shutil.disk_usage(root).free / 1e6:.0f} MB free"
+    except OSError:
+        free = "no space"
+    return STAGE_FAILURES[stage](
+        f"the disk is full while writing {stage} ({free} in {root})",
+        error_type="DiskFull",
+        hint="make room, or set store.root to a larger disk; the next run tries the cell again",
+        stage=stage,
+        transient=True,
+        evidence=evidence,
+    )

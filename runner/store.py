@@ -1,0 +1,124 @@
+"""The artifact store: folders named by the hash of everything that went into them.
+
+A folder counts only when its manifest, written last, is there and the sizes in
+it hold. Work happens in a folder aside that is renamed into place, under a
+file lock per artifact, so that an artifact is made once, however many cells or
+processes want it, and never half.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from runner import hashing
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A finished output: its folder, and what its manifest says."""
+
+    path: Path
+    manifest: dict
+
+    @property
+    def meta(self) -> dict:
+        """What the maker returned about it."""
+        return self.manifest["meta"]
+
+
+class Store:
+    """A root folder with ``KIND/KEY/`` artifacts, ``locks/`` and ``tmp/``."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.locks = root / "locks"
+        self.tmp = root / "tmp"
+
+    def folder(self, kind: str, key: str) -> Path:
+        return self.root / kind / key
+
+    def find(self, kind: str, key: str) -> Artifact | None:
+        """The artifact if it is whole, else None."""
+        folder = self.folder(kind, key)
+        try:
+            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+            for name, entry in manifest["files"].items():
+                if (folder / name).stat().st_size != entry["size"]:
+                    return None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return Artifact(folder, manifest)
+
+    def finish(self, kind: str, key: str, draft: Path, inputs: dict, meta: dict) -> Artifact:
+        """Stamp a draft folder and rename it into place."""
+        files = {
+            path.relative_to(draft).as_posix(): {
+                "size": path.stat().st_size,
+                "sha256": hashing.of_file(path),
+            }
+            for path in hashing.files_below(draft)
+        }
+        manifest = {"kind": kind, "key": key, "inputs": inputs, "meta": meta, "files": files}
+        part = draft / (MANIFEST + ".part")
+        part.write_text(json.dumps(manifest, ensure_ascii=False, indent=1), encoding="utf-8")
+        os.replace(part, draft / MANIFEST)
+        folder = self.folder(kind, key)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.exists():  # a broken or unwanted one: out of the way in one step
+            grave = self.tmp / f"old-{uuid.uuid4().hex}"
+            os.replace(folder, grave)
+            shutil.rmtree(grave, ignore_errors=True)
+        os.replace(draft, folder)
+        return Artifact(folder, manifest)
+
+    @contextlib.contextmanager
+    def draft(self, name: str) -> Iterator[Path]:
+        """A new folder under ``tmp/``; what is left of it is removed."""
+        self.tmp.mkdir(parents=True, exist_ok=True)
+        folder = self.tmp / f"{name[:40]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @contextlib.asynccontextmanager
+    async def locked(self, name: str) -> AsyncIterator[None]:
+        """Hold the lock `name` among tasks and processes, waiting without blocking the loop."""
+        self.locks.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.locks / f"{name}.lock", thread_local=False)
+        delay = 0.005
+        while True:
+            try:
+                lock.acquire(blocking=False)
+                break
+            except Timeout:
+                await asyncio.sleep(delay)
+                delay = min(delay * 1.5, 0.2)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def sweep_tmp(self, older_than_s: float = 86400) -> None:
+        """Remove what killed runs left in ``tmp/`` more than a day ago."""
+        if not self.tmp.exists():
+            return
+        limit = time.time() - older_than_s
+        for path in self.tmp.iterdir():
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < limit:
+                    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,58 @@
+"""Stage export: run the builder's own command line from the patched copy of its sources.
+
+The command line is the one door that stays the same from release to release;
+the function behind it does not.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+from task import StageError
+
+
+def run(arguments: dict, out: str) -> dict:
+    """Export the checkpoint to `out`.
+
+    arguments: overlay (the builder's ``models`` folder), checkpoint (folder),
+    precision, execution_provider, extra_options (dict of str).
+    """
+    overlay = arguments["overlay"]
+    script = os.path.join(overlay, "builder.py")
+    cache = os.path.join(os.getcwd(), "cache")  # the builder deletes an empty one: never share it
+    os.makedirs(cache)
+    sys.argv = [
+        script, "-i", arguments["checkpoint"], "-o", out, "-p", arguments["precision"],
+        "-e", arguments["execution_provider"], "-c", cache,
+    ]  # fmt: skip
+    if arguments["extra_options"]:
+        options = [f"{key}={value}" for key, value in arguments["extra_options"].items()]
+        sys.argv += ["--extra_options", *options]
+    sys.path.insert(0, overlay)
+    sys.dont_write_bytecode = True  # an overlay stays what its hash says
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise StageError(f"builder.py ended with {error.code}", kind="SystemExit") from error
+    for needed in ("genai_config.json", "model.onnx"):
+        if not os.path.exists(os.path.join(out, needed)):
+            raise StageError(f"the builder ended well but wrote no {needed}", kind="MissingOutput")
+    size = sum(os.path.getsize(os.path.join(out, name)) for name in os.listdir(out))
+    return {"bytes": size, "loaded_dtype": loaded_dtype()}
+
+
+def loaded_dtype() -> str | None:
+    """The dtypes of the floating-point parameters that the builder loaded, if they still live."""
+    import gc
+
+    import torch
+
+    dtypes = {
+        str(item.dtype).removeprefix("torch.")
+        for item in gc.get_objects()
+        if isinstance(item, torch.nn.Parameter) and item.is_floating_point()
+    }
+    return ",".join(sorted(dtypes)) or None

@@ -1,0 +1,71 @@
+"""Stage reference: the checkpoint in transformers, greedy, with the logits of every step."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import torch
+from continuation import save
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+def run(arguments: dict, out: str) -> dict:
+    """Continue each prompt greedily and save the continuations to `out`.
+
+    arguments: checkpoint (folder), prompts (path of prompts.json), compute_dtype,
+    attention, max_new_tokens. Logits are taken straight from the forward pass:
+    ``generate(do_sample=False)`` would still apply the checkpoint's repetition
+    penalty and the rest of its generation config.
+    """
+    folder = arguments["checkpoint"]
+    model = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=DTYPES[arguments["compute_dtype"]],
+        attn_implementation=arguments["attention"],
+    ).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ends = end_tokens(folder)
+    with open(arguments["prompts"], encoding="utf-8") as file:
+        prompts = json.load(file)
+    for index, prompt in enumerate(prompts):
+        tokens, logits = greedy(model, prompt["ids"], ends, arguments["max_new_tokens"])
+        save(out, index, prompt["name"], tokens, logits, tokenizer, ends)
+    loaded = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
+    return {"loaded_dtype": ",".join(sorted(loaded)), "end_tokens": sorted(ends)}
+
+
+@torch.inference_mode()
+def greedy(model, ids: list[int], ends: set[int], limit: int) -> tuple[list[int], np.ndarray]:
+    """Greedy continuation of `ids`: tokens (the end token included), logits [steps, vocab] fp32."""
+    inputs, cache = torch.tensor([ids]), None
+    tokens, rows = [], []
+    while len(tokens) < limit:
+        output = model(input_ids=inputs, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        row = output.logits[0, -1].float().numpy()
+        token = int(row.argmax())
+        rows.append(row)
+        tokens.append(token)
+        if token in ends:
+            break
+        inputs = torch.tensor([[token]])
+    return tokens, np.stack(rows)
+
+
+def end_tokens(folder: str) -> set[int]:
+    """The end-of-sequence ids that config.json and generation_config.json name."""
+    ends: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        path = os.path.join(folder, name)
+        if not os.path.exists(path):
+            continue
+        with open(path, encoding="utf-8") as file:
+            config = json.load(file)
+        for part in (config, config.get("text_config") or {}):
+            value = part.get("eos_token_id")
+            ends.update([value] if isinstance(value, int) else value or [])
+    return ends

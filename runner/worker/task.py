@@ -1,0 +1,93 @@
+"""One task: run a stage's function and leave its result, or its error, as JSON.
+
+A request is ``{"stage", "arguments", "out", "work", "threads"}``. `out` is the
+folder that becomes the artifact; `work` is the task's own: temporary folder,
+builder cache, ``log`` (both streams) and ``result.json`` or ``error.json``.
+Run as ``python task.py REQUEST.json`` where there is no fork.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import tempfile
+import traceback
+
+STAGES = ("checkpoint", "prompts", "reference", "export", "candidate", "compare")
+
+
+class StageError(Exception):
+    """A failure that a stage foresaw: `kind` names it, `hint` says what to do."""
+
+    def __init__(self, message: str, kind: str = "", hint: str = ""):
+        super().__init__(message)
+        self.kind, self.hint = kind, hint
+
+
+def perform(request: dict) -> int:
+    """Run the task in this process. Returns the exit code: 0 result, 1 error written."""
+    work = request["work"]
+    log = os.open(os.path.join(work, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    settle(work, request["threads"])
+    try:
+        stage = importlib.import_module(module_of(request["stage"]))
+        result = stage.run(request["arguments"], request["out"])
+    except BaseException as error:  # whatever ends a stage is its result
+        traceback.print_exc()
+        write(os.path.join(work, "error.json"), describe(error))
+        return 1
+    write(os.path.join(work, "result.json"), result or {})
+    return 0
+
+
+def module_of(stage: str) -> str:
+    if stage not in STAGES:
+        raise ValueError(f"stage {stage!r} is not one of {', '.join(STAGES)}")
+    return stage
+
+
+def settle(work: str, threads: int) -> None:
+    """Give the process its own temporary folder, its threads and no network."""
+    temporary = os.path.join(work, "tmp")
+    os.makedirs(temporary, exist_ok=True)
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        os.environ[name] = temporary
+    tempfile.tempdir = None
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.chdir(temporary)
+    torch = sys.modules.get("torch")
+    if torch is None:
+        try:
+            import torch
+        except ImportError:
+            return
+    torch.set_num_threads(threads)
+
+
+def describe(error: BaseException) -> dict:
+    """An exception as data: type, message, hint, and the last frames of its traceback."""
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    return {
+        "type": getattr(error, "kind", "") or type(error).__name__,
+        "message": str(error) or type(error).__name__,
+        "hint": getattr(error, "hint", ""),
+        "errno": getattr(error, "errno", None),
+        "traceback": "".join(lines)[-4000:],
+    }
+
+
+def write(path: str, content: dict) -> None:
+    """Write JSON aside and rename, so that a reader never sees half of it."""
+    with open(path + ".part", "w", encoding="utf-8") as file:
+        json.dump(content, file, ensure_ascii=False)
+    os.replace(path + ".part", path)
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1], encoding="utf-8") as request_file:
+        sys.exit(perform(json.load(request_file)))

@@ -1,0 +1,292 @@
+"""The runner's side of the workers: one warm process an environment, one child a task.
+
+`Workers.run` is the one door: it starts a worker when its environment is first
+wanted, waits for a free slot, watches the task's time, and returns the task's
+result or raises `TaskFailed`. Where there is no fork, a process is started per
+task instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from runner import paths
+from runner.failures import Evidence
+
+LINE_LIMIT = 1 << 20
+TAIL_BYTES = 4000
+
+
+@dataclass(frozen=True)
+class Task:
+    """A stage to run: its name and arguments, the folder to fill, and a folder of its own."""
+
+    stage: str
+    arguments: dict
+    out: Path
+    work: Path
+    threads: int
+    model_type: str = ""
+
+    def request(self) -> dict:
+        return {
+            "stage": self.stage,
+            "arguments": self.arguments,
+            "out": str(self.out),
+            "work": str(self.work),
+            "threads": self.threads,
+            "model_type": self.model_type,
+        }
+
+
+class TaskFailed(Exception):
+    """A task that gave no result.
+
+    reason: "error" (`error` is what the task wrote: type, message, hint,
+    errno), "ended" (it wrote nothing), "timeout", "stalled", or "worker"
+    (the worker itself ended).
+    """
+
+    def __init__(self, reason: str, evidence: Evidence, error: dict | None = None):
+        super().__init__(reason)
+        self.reason, self.evidence, self.error = reason, evidence, error or {}
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment of a worker: nothing of the runner's Python, one thread, no network."""
+    dropped = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV")
+    environment = {key: value for key, value in os.environ.items() if key not in dropped}
+    # With one thread a library's import starts no thread pool, which fork would break.
+    one = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    environment |= dict.fromkeys(one, "1")
+    return environment | {
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+class ForkWorker:
+    """A warm worker process and the tasks it has in flight."""
+
+    def __init__(self, python: Path, log: Path):
+        self.python, self.log = python, log
+        self.process: asyncio.subprocess.Process | None = None
+        self.numbers = itertools.count()
+        self.ended: dict[int, asyncio.Future] = {}
+        self.started: dict[int, asyncio.Future] = {}
+        self.ready: asyncio.Future | None = None
+
+    async def start(self) -> None:
+        """Start the process once and wait until its imports are done."""
+        if self.ready is None:
+            self.ready = asyncio.get_running_loop().create_future()
+            with self.log.open("ab") as log:
+                self.process = await asyncio.create_subprocess_exec(
+                    str(self.python), "-s", "-B", str(paths.WORKER / "server.py"),
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                    env=clean_environment(), limit=LINE_LIMIT,
+                    start_new_session=True,  # Ctrl-C is the runner's to handle
+                )  # fmt: skip
+            self.reader = asyncio.create_task(self.read())
+        await asyncio.shield(self.ready)
+
+    async def read(self) -> None:
+        """Deliver the worker's messages; when they end, fail whatever is in flight."""
+        assert self.process and self.process.stdout and self.ready
+        while line := await self.process.stdout.readline():
+            message = json.loads(line)
+            if "ready" in message:
+                self.ready.set_result(message["ready"])
+            elif "started" in message:
+                self.started[message["id"]].set_result(message["started"])
+            else:
+                self.ended[message["id"]].set_result(message["ended"])
+        code = await self.process.wait()
+        gone = TaskFailed("worker", Evidence(exit_code=code, stderr_tail=tail(self.log)))
+        for future in (self.ready, *self.started.values(), *self.ended.values()):
+            if not future.done():
+                future.set_exception(gone)
+                future.exception()  # nobody may be waiting for it
+
+    @property
+    def alive(self) -> bool:
+        return self.process is None or self.process.returncode is None
+
+    async def launch(self, task: Task) -> tuple[int, asyncio.Future, Callable[[], None]]:
+        """Start a task: its pid, the future of how it ended, and what kills it."""
+        loop = asyncio.get_running_loop()
+        number = next(self.numbers)
+        self.started[number], self.ended[number] = loop.create_future(), loop.create_future()
+        self.send({"id": number, "run": task.request()})
+        try:
+            pid = await self.started[number]
+        finally:
+            del self.started[number]
+        ended = self.ended[number]
+        ended.add_done_callback(lambda _: self.ended.pop(number, None))
+        return pid, ended, lambda: self.send({"id": number, "kill": True})
+
+    def send(self, message: dict) -> None:
+        assert self.process and self.process.stdin
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+
+    async def close(self) -> None:
+        """End the worker and, with it, its children."""
+        if self.process is None or self.process.returncode is not None:
+            return
+        assert self.process.stdin
+        self.process.stdin.close()
+        try:
+            await asyncio.wait_for(self.process.wait(), 5)
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
+
+
+class ProcessWorker:
+    """The same interface without fork: a process per task, imports and all."""
+
+    alive = True
+
+    def __init__(self, python: Path, log: Path):
+        self.python, self.log = python, log
+        self.processes: set[asyncio.subprocess.Process] = set()
+
+    async def start(self) -> None:
+        """Nothing is kept warm."""
+
+    async def launch(self, task: Task) -> tuple[int, asyncio.Future, Callable[[], None]]:
+        request = task.work / "request.json"
+        request.write_text(json.dumps(task.request()))
+        process = await asyncio.create_subprocess_exec(
+            str(self.python), "-s", "-B", str(paths.WORKER / "task.py"), str(request),
+            stdin=subprocess.DEVNULL, env=clean_environment(), start_new_session=os.name != "nt",
+        )  # fmt: skip
+        self.processes.add(process)
+        return process.pid, asyncio.ensure_future(self.wait(process)), lambda: kill_tree(process.pid)
+
+    async def wait(self, process: asyncio.subprocess.Process) -> dict:
+        started, peak = time.monotonic(), 0
+        while process.returncode is None:
+            with contextlib.suppress(psutil.Error):
+                peak = max(peak, psutil.Process(process.pid).memory_info().rss)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 0.2)
+        self.processes.discard(process)
+        code = process.returncode
+        return {
+            "exit_code": code if code >= 0 else None,
+            "signal": signal.Signals(-code).name if code < 0 else None,
+            "seconds": time.monotonic() - started,
+            "peak_memory_bytes": peak,
+        }
+
+    async def close(self) -> None:
+        for process in list(self.processes):
+            kill_tree(process.pid)
+
+
+class Workers:
+    """The workers of all environments, with `jobs` tasks at a time among them."""
+
+    def __init__(self, jobs: int, timeout: float, stall: float, log_root: Path, fork: bool | None = None):
+        fork = fork if fork is not None else hasattr(os, "fork")
+        self.kind = ForkWorker if fork else ProcessWorker
+        self.slots = asyncio.Semaphore(jobs)
+        self.timeout, self.stall = timeout, stall
+        self.log_root = log_root
+        self.workers: dict[Path, ForkWorker | ProcessWorker] = {}
+
+    async def run(self, python: Path, task: Task) -> tuple[dict, Evidence]:
+        """Run a task in the environment of `python`. Errors: `TaskFailed`."""
+        worker = self.workers.get(python)
+        if worker is None or not worker.alive:
+            self.log_root.mkdir(parents=True, exist_ok=True)
+            log = self.log_root / f"worker-{os.getpid()}-{len(self.workers)}.log"
+            worker = self.workers[python] = self.kind(python, log)
+        await worker.start()
+        async with self.slots:
+            pid, ended, kill = await worker.launch(task)
+            try:
+                reason = await self.watch(pid, ended)
+            except asyncio.CancelledError:
+                kill()
+                raise
+            if reason:
+                kill()
+            how = await ended
+        evidence = Evidence(**how, stderr_tail=tail(task.work / "log"))
+        if reason:
+            raise TaskFailed(reason, evidence)
+        if (task.work / "result.json").exists():
+            return json.loads((task.work / "result.json").read_text(encoding="utf-8")), evidence
+        if (task.work / "error.json").exists():
+            error = json.loads((task.work / "error.json").read_text(encoding="utf-8"))
+            raise TaskFailed("error", replace(evidence, stderr_tail=error.pop("traceback")), error)
+        raise TaskFailed("ended", evidence)
+
+    async def watch(self, pid: int, ended: asyncio.Future) -> str:
+        """Wait until the task ends, or until it must be ended: "timeout" or "stalled"."""
+        begun = moved = time.monotonic()
+        used = -1.0
+        while True:
+            done, _ = await asyncio.wait({ended}, timeout=min(1.0, self.timeout / 4, self.stall / 4))
+            now = time.monotonic()
+            if done:
+                return ""
+            spent = cpu_seconds(pid)
+            if spent > used + 0.01:
+                used, moved = spent, now
+            if now - begun > self.timeout:
+                return "timeout"
+            if now - moved > self.stall:
+                return "stalled"
+
+    async def close(self) -> None:
+        await asyncio.gather(*(worker.close() for worker in self.workers.values()))
+        for worker in self.workers.values():
+            worker.log.unlink(missing_ok=True)
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and its children so far; 0 when it is gone."""
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+        return sum(sum(member.cpu_times()[:2]) for member in family)
+    except psutil.Error:
+        return 0.0
+
+
+def kill_tree(pid: int) -> None:
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for member in [*process.children(recursive=True), process]:
+            with contextlib.suppress(psutil.Error):
+                member.kill()
+
+
+def tail(path: Path) -> str:
+    """The end of a log, at most TAIL_BYTES of it."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
