@@ -89,7 +89,7 @@ def migrate(engine: Engine) -> None:
     """Bring the schema to `HEAD`, once, under a file lock where the database is a file."""
     if current_revision(engine) == HEAD:
         return
-    from alembic import command
+    from alembic import command  # only a database that must change pays for the import
     from alembic.config import Config
 
     config = Config()
@@ -103,6 +103,18 @@ def migrate(engine: Engine) -> None:
 
 
 def upgrade(engine: Engine, config, command) -> None:
+    """Errors: `DatabaseProblem` for a database that a newer paritylab has made."""
+    from alembic.util import CommandError
+
+    try:
+        run_upgrade(engine, config, command)
+    except CommandError as error:
+        raise DatabaseProblem(
+            f"{engine.url} has a schema that this version does not know ({error}): use a newer paritylab"
+        ) from error
+
+
+def run_upgrade(engine: Engine, config, command) -> None:
     with engine.execution_options(writes=True).begin() as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")

@@ -68,7 +68,7 @@ def typed(plain: Mapping[str, Any]) -> schema.Factors:
         factors = {name: plain[name] for name in FACTORS}
         merged = OmegaConf.merge(OmegaConf.structured(schema.Factors), factors)
         if OmegaConf.is_missing(merged.model, "name") and not OmegaConf.is_missing(merged.model, "path"):
-            merged.model.name = Path(merged.model.path).name
+            merged.model.name = Path(merged.model.path).expanduser().resolve().name
         missing = sorted(OmegaConf.missing_keys(merged) - {"model.name"})
         if missing:
             raise ConfigFailed(

@@ -23,11 +23,14 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from runner import hashing
-from runner.failures import EnvFailed
+from runner.failures import DISK_FULL_HINT, EnvFailed, says_disk_full
 from runner.schema import Environment
 from runner.store import Store
 
 STAMP = "ready.json"
+UV_HINT = (
+    "check the requirements and the network; UV_FIND_LINKS names a folder of wheels, UV_OFFLINE=1 uses uv's cache only"
+)
 GPU_PACKAGE = re.compile(r"^(nvidia-|cuda-|triton$|pytorch-triton)")
 GPU_VERSION = re.compile(r"\+(cu\d+|rocm|xpu)")
 
@@ -59,6 +62,14 @@ def wheel_source() -> list[str]:
     return ["--torch-backend", "cpu"]
 
 
+def what_uv_said(text: str) -> str:
+    """uv's error in a line: what failed and the innermost cause, without the progress before it."""
+    lines = [line.strip(" \t×╰─▶│├") for line in text.strip().splitlines() if line.strip()]
+    start = next((n for n, line in enumerate(lines) if line.startswith("error")), 0)
+    told = [line.removeprefix("error: ").removeprefix("Caused by: ") for line in lines[start:]]
+    return "; ".join(dict.fromkeys([told[0], told[-1]]))[:1500] if told else "uv failed and said nothing"
+
+
 async def uv_run(*arguments: str) -> str:
     """Run uv and return its standard output. Errors: `EnvFailed` with the end of what uv said."""
     process = await asyncio.create_subprocess_exec(
@@ -72,12 +83,13 @@ async def uv_run(*arguments: str) -> str:
         await process.wait()
         raise
     if process.returncode:
-        said = err.decode(errors="replace").strip()
+        said = what_uv_said(err.decode(errors="replace"))
+        full = says_disk_full(said)
         raise EnvFailed(
-            f"uv {' '.join(arguments[:2])} failed: {said[-1500:]}",
-            hint="check the requirements and the network; UV_FIND_LINKS names a folder of wheels,"
-            " UV_OFFLINE=1 uses uv's cache only",
-            error_type="uv",
+            said,
+            hint=DISK_FULL_HINT if full else UV_HINT,
+            error_type="DiskFull" if full else "uv",
+            transient=True,
         )
     return out.decode()
 

@@ -7,6 +7,7 @@ would only repeat, so that they count as finished.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 
 from db.models import error_line
@@ -116,6 +117,30 @@ class Killed(Failure):
 
 class Skipped(Failure):
     status = "skipped"
+
+
+class StoreFailed(Failure):
+    """The runner's own folders could not be written."""
+
+    status, stage = "run_failed", "store"
+
+    def __init__(self, error: OSError):
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        super().__init__(
+            str(error),
+            error_type="DiskFull" if full else type(error).__name__,
+            hint=DISK_FULL_HINT if full else "check store.root",
+            transient=True,
+        )
+
+
+DISK_FULL_HINT = "the disk is full: make room, or set store.root to a larger one; the next run tries the cell again"
+
+
+def says_disk_full(*texts: str | None) -> bool:
+    """Whether an error message is about a full disk, in whatever library's words."""
+    words = ("No space left on device", "Disk quota exceeded", "not enough space on the disk")
+    return any(word in text for word in words for text in texts if text)
 
 
 STATUSES = (

@@ -51,10 +51,9 @@ def apply(store: Store, key: str, inputs: dict, source: Source, patch: Patch):
         models = draft / "models"
         shutil.copytree(source.path, models)
         try:
-            patches.validate(patch.changes)
+            outcomes = patches.apply(models, patch.changes, source.version)
         except ValueError as error:
             raise PatchFailed(str(error), hint="correct the patch's file in conf/patch/") from error
-        outcomes = patches.apply(models, patch.changes, source.version)
         failed = next((outcome for outcome in outcomes if outcome.status == "failed"), None)
         if failed:
             failure = PatchFailed(

@@ -59,11 +59,14 @@ class Edit:
     """One anchored edit of one file of the builder's sources.
 
     file: path below the sources' ``models`` folder.
-    find: literal text (whole lines, no leading or trailing blank line needed).
-    put: what stands there afterwards.
-    count: how often `find` must occur.
-    present: regular expression (multi-line) that matches only sources that
-        have the change already.
+    find: literal text, part of a line or several lines. Newlines around it do
+        not count, nor does its indentation: further lines are taken relative
+        to the first, so that one text serves wherever it is nested.
+    put: what stands there afterwards, indented as the place is.
+    count: how often `find` must occur; each is replaced.
+    present: regular expression (``re.MULTILINE``, line ends seen as ``\\n``)
+        that is found in the file only if it has the change already. It is asked
+        before `find`, and must be found once the edit is made.
     """
 
     file: str = MISSING
@@ -75,7 +78,11 @@ class Edit:
 
 @dataclass
 class Variant:
-    """The edits that make a change in the builders that `builders` (PEP 440) admits."""
+    """The edits that make a change in the builders that `builders` (PEP 440) admits.
+
+    A change lists its variants oldest builder first; where two admit a
+    version, the later one counts.
+    """
 
     builders: str = MISSING
     edits: List[Edit] = MISSING

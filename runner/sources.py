@@ -51,8 +51,8 @@ async def fetch_release(store: Store, kind: str, key: str, version: str):
         except EnvFailed as error:
             raise SourceFailed(
                 f"{PACKAGE} {version} could not be fetched: {error.message}",
-                hint="check the version and the network; a release fetched before needs none",
-                error_type="uv",
+                hint=f"{error.hint}; a release fetched before needs no network",
+                error_type=error.error_type,
             ) from error
         models = draft / "wheel" / INSIDE_WHEEL
         if not (models / "builder.py").exists():

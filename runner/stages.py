@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner import environments
 from runner.environments import Resolution
-from runner.failures import STAGE_FAILURES, Evidence, Failure, Killed, LoadFailed, Stalled, TimedOut
+from runner.failures import (
+    DISK_FULL_HINT,
+    STAGE_FAILURES,
+    Failure,
+    Killed,
+    LoadFailed,
+    Stalled,
+    TimedOut,
+    says_disk_full,
+)
 from runner.plan import Plan, Stage
 from runner.store import Artifact, Store
 from runner.workers import Task, TaskFailed, Workers
-
-DISK_FULL = ("No space left on device", "Disk quota exceeded")
 
 
 @dataclass(frozen=True)
@@ -104,11 +109,7 @@ class Stages:
                     self.made.add(stage.key)
                     return self.store.finish(stage.name, stage.key, out, stage.inputs, meta)
             except TaskFailed as failed:
-                raise as_failure(stage.name, failed, self.store.root) from failed
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
-                raise disk_full(stage.name, self.store.root, Evidence()) from error
+                raise as_failure(stage.name, failed) from failed
 
 
 async def gather(awaitables) -> list:
@@ -120,13 +121,19 @@ async def gather(awaitables) -> list:
     return results
 
 
-def as_failure(stage: str, failed: TaskFailed, store_root: Path) -> Failure:
+def as_failure(stage: str, failed: TaskFailed) -> Failure:
     """The typed failure of a stage whose task gave no result."""
     evidence, error = failed.evidence, failed.error
     common = {"stage": stage, "evidence": evidence}
     message = str(error.get("message", ""))
-    if any(word in text for word in DISK_FULL for text in (message, evidence.stderr_tail or "")):
-        return disk_full(stage, store_root, evidence)
+    if says_disk_full(message, evidence.stderr_tail):
+        return STAGE_FAILURES[stage](
+            f"no space left while writing {stage}",
+            error_type="DiskFull",
+            hint=DISK_FULL_HINT,
+            transient=True,
+            **common,
+        )
     if failed.reason == "timeout":
         return TimedOut(f"{stage} took longer than allowed and was ended", hint="raise limits.timeout", **common)
     if failed.reason == "stalled":
@@ -153,18 +160,3 @@ def as_failure(stage: str, failed: TaskFailed, store_root: Path) -> Failure:
         return STAGE_FAILURES[stage](f"{stage} crashed ({how})", error_type=evidence.signal or "Exit", **common)
     kind = LoadFailed if error.get("type") == "LoadFailed" else STAGE_FAILURES[stage]
     return kind(message, error_type=str(error.get("type", "")), hint=str(error.get("hint", "")), **common)
-
-
-def disk_full(stage: str, root: Path, evidence: Evidence) -> Failure:
-    try:
-        free = f"{shutil.disk_usage(root).free / 1e6:.0f} MB free"
-    except OSError:
-        free = "no space"
-    return STAGE_FAILURES[stage](
-        f"the disk is full while writing {stage} ({free} in {root})",
-        error_type="DiskFull",
-        hint="make room, or set store.root to a larger disk; the next run tries the cell again",
-        stage=stage,
-        transient=True,
-        evidence=evidence,
-    )

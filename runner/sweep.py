@@ -23,7 +23,7 @@ from db import record
 from runner import environments, hashing, machine, paths, schema
 from runner.cells import FACTORS, Cell, plain
 from runner.checkpoints import Inspector
-from runner.failures import Failure, RunFailed, Skipped
+from runner.failures import Failure, Skipped, StoreFailed
 from runner.plan import MEASUREMENT_VERSION, Plan, Planner
 from runner.progress import SweepProgress
 from runner.stages import StageRun, Stages
@@ -116,8 +116,8 @@ class SweepJob:
             started = time.monotonic()
             try:
                 plan = await self.planner.plan(cell)
-            except Failure as failure:
-                self.fail(cell_id, cell, failure, None, [], time.monotonic() - started)
+            except (Failure, OSError) as error:
+                self.fail(cell_id, cell, as_failure(error), None, [], time.monotonic() - started)
                 continue
             found = self.look_up(plan)
             if found:
@@ -149,11 +149,9 @@ class SweepJob:
         runs: dict[str, StageRun] = {}
         try:
             artifact = await self.stages.run(cell.name(), plan, runs)
-        except Failure as failure:
-            outcome = self.fail(cell_id, cell, failure, plan, stage_list(plan, runs), time.monotonic() - started)
-        except OSError as error:  # the store itself: no space, no permission
-            failure = RunFailed(str(error), error_type=type(error).__name__, stage="store", transient=True)
-            outcome = self.fail(cell_id, cell, failure, plan, stage_list(plan, runs), time.monotonic() - started)
+        except (Failure, OSError) as error:
+            costs = stage_list(plan, runs)
+            outcome = self.fail(cell_id, cell, as_failure(error), plan, costs, time.monotonic() - started)
         else:
             comparison = json.loads((artifact.path / "comparison.json").read_text(encoding="utf-8"))
             outcome = self.succeed(cell_id, cell, plan, comparison, stage_list(plan, runs), time.monotonic() - started)
@@ -221,6 +219,10 @@ async def in_parallel(items: list, work, at_a_time: int) -> None:
     async with asyncio.TaskGroup() as group:
         for _ in range(min(at_a_time, len(items))):
             group.create_task(worker())
+
+
+def as_failure(error: Failure | OSError) -> Failure:
+    return StoreFailed(error) if isinstance(error, OSError) else error
 
 
 def base_values(status: str, final: bool, plan: Plan | None, seconds: float) -> dict:

@@ -1,0 +1,87 @@
+"""The database opens, migrates once, and loses no row to another writer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import func, select
+
+from db import engine as database
+from db.models import Base, Machine
+from runner import paths
+
+WRITER = """
+import sys
+from sqlalchemy import func, select
+from db import engine as database
+from db.models import Machine
+engine = database.open_database(sys.argv[1])
+for n in range(40):
+    with database.writing(engine) as session:
+        count = session.scalar(select(func.count(Machine.id)))
+        name = f"{sys.argv[2]}-{n}"
+        session.add(Machine(hash=name, host=str(count), system="", processor="", cores=1, memory_bytes=1))
+"""
+
+
+def test_the_schema_is_what_the_migrations_make(tmp_path):
+    engine = database.open_database(str(tmp_path / "x.db"))
+    with engine.connect() as connection:
+        differences = compare_metadata(MigrationContext.configure(connection), Base.metadata)
+    assert differences == []
+
+
+def test_head_is_the_newest_migration():
+    scripts = ScriptDirectory(str(paths.PROJECT / "db" / "migrations"))
+    assert scripts.get_current_head() == database.HEAD
+
+
+def test_writers_side_by_side_lose_nothing(tmp_path):
+    path = tmp_path / "x.db"
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(n)], cwd=paths.PROJECT) for n in range(4)]
+    assert [writer.wait(120) for writer in writers] == [0] * 4
+    with database.reading(database.open_database(str(path))) as session:
+        assert session.scalar(select(func.count(Machine.id))) == 160
+        # Each read the count of all before it: reading and writing was one step.
+        assert set(session.scalars(select(Machine.host))) == {str(n) for n in range(160)}
+
+
+def test_a_reader_does_not_make_a_database(tmp_path):
+    with pytest.raises(database.DatabaseProblem, match="run a sweep first"):
+        database.open_database(str(tmp_path / "none.db"), create=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_database_is_refused_and_kept(tmp_path):
+    path = tmp_path / "x.db"
+    path.write_text("my thesis, the only copy")
+    with pytest.raises(database.DatabaseProblem, match="not a database"):
+        database.open_database(str(path))
+    assert path.read_text() == "my thesis, the only copy"
+
+
+def test_a_newer_schema_is_refused(tmp_path):
+    engine = database.open_database(str(tmp_path / "x.db"))
+    with database.writing(engine) as session:
+        session.connection().exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(database.DatabaseProblem, match="9999"):
+        database.open_database(str(tmp_path / "x.db"))
+
+
+@pytest.mark.parametrize("url", ["nosuch://x", "://"])
+def test_a_bad_url_is_named(url):
+    with pytest.raises(database.DatabaseProblem, match="//"):
+        database.open_database(url)
+
+
+def test_where_the_database_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("PARITYLAB_DB", str(tmp_path / "named.db"))
+    assert database.url_of() == f"sqlite:///{tmp_path / 'named.db'}"
+    assert database.url_of("postgresql://x/y") == "postgresql://x/y"
+    monkeypatch.delenv("PARITYLAB_DB")
+    assert database.url_of().endswith(".paritylab/results.db")

@@ -1,0 +1,55 @@
+"""Whatever stands in a row, the output stays what it is."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from db import output
+
+ROWS = [{"a": 1, "b": 0.1 + 0.2, "c": None}, {"a": True, "b": float("nan"), "c": "x|y\n\x1b[31mz"}]
+COLUMNS = ("a", "b", "c", "d")
+
+
+def test_json_keeps_numbers_whole_and_parses(capsys):
+    output.show(ROWS, COLUMNS, "json")
+    one, two = json.loads(capsys.readouterr().out)
+    assert one == {"a": 1, "b": 0.1 + 0.2, "c": None, "d": None}
+    assert two["b"] == "NaN" and two["c"] == ROWS[1]["c"]
+
+
+def test_csv_keeps_numbers_whole_and_parses(capsys):
+    output.show(ROWS, COLUMNS, "csv")
+    header, one, two = csv.reader(io.StringIO(capsys.readouterr().out))
+    assert tuple(header) == COLUMNS
+    assert float(one[1]) == 0.1 + 0.2 and one[2] == ""
+    assert two[2] == ROWS[1]["c"]
+
+
+def test_a_table_is_wide_enough_and_leaves_empty_columns_out(capsys):
+    output.show([{"a": "x" * 300}], ("a", "b"), "table")
+    shown = capsys.readouterr().out
+    assert "x" * 300 in shown and " b" not in shown
+
+
+@given(st.lists(st.text(), min_size=1, max_size=5))
+def test_no_text_breaks_a_markdown_table(texts):
+    lines = output.markdown_table(["h"], [[text] for text in texts]).split("\n")
+    assert len(lines) == len(texts) + 2
+    assert all(line.replace("\\|", "").count("|") == 2 for line in lines)
+
+
+@pytest.mark.parametrize("shown", ["table", "md"])
+def test_terminal_escapes_do_not_get_through(capsys, shown):
+    output.show(ROWS, COLUMNS, shown)
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_an_unknown_format_says_which_there_are():
+    with pytest.raises(output.UnknownFormat, match="table, csv, json, md"):
+        output.show([], (), "xml")

@@ -1,0 +1,143 @@
+"""What is recorded comes back as it was, non-finite numbers included."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from sqlalchemy import func, select
+
+from db import engine as database
+from db import query, record
+from db.models import FACTORS, Environment, MetricValue, Package, Result
+from db.record import NewResult
+
+
+@pytest.fixture
+def engine(tmp_path):
+    return database.open_database(str(tmp_path / "x.db"))
+
+
+def cell(**factors: str) -> dict:
+    return {"hash": "h", "config": {"a": 1}, **dict.fromkeys(FACTORS, "v"), **factors}
+
+
+def number(value: float) -> dict:
+    kinds = {math.inf: "+inf", -math.inf: "-inf"}
+    kind = "nan" if math.isnan(value) else kinds.get(value, "finite")
+    return {"value": value if kind == "finite" else None, "kind": kind}
+
+
+def prompt(name: str, first: float, worst: float, identical: bool = True, sensible: bool | None = True) -> dict:
+    return {
+        "prompt": name,
+        "metrics": {"first_logits_max_abs_diff": number(first), "logits_max_abs_diff": number(worst)},
+        "steps": {"logits_max_abs_diff": [number(first), number(worst)]},
+        "reference_range": number(10.0),
+        "vocab": [8, 8],
+        "matched_tokens": 2,
+        "compared_tokens": 3,
+        "tokens_identical": identical,
+        "sensible": sensible,
+        "candidate_sensible": sensible,
+        "outcome": "answer",
+        "reference_text": "a",
+        "candidate_text": "b",
+    }
+
+
+def ok(*prompts: dict, hash: str = "r", **values) -> NewResult:
+    common = {"hash": hash, "status": "ok", "final": True, "measurement_version": 1}
+    environment = {"hash": "e", "platform": "p", "packages": {"torch": "2", "numpy": "1"}}
+    return NewResult(
+        common | values,
+        {"builder": environment, "runtime": environment, "reference": environment},
+        {"hash": "m", "host": "h", "system": "s", "processor": "p", "cores": 2, "memory_bytes": 1},
+        [{"change": "c", "status": "applied", "detail": "d"}],
+        [{"stage": "export", "key": "k", "found": False, "seconds": 1.0, "peak_memory_bytes": 5}],
+        prompts,
+    )
+
+
+def test_a_result_comes_back(engine):
+    sweep, (first, second) = record.begin_sweep(engine, ["a=b"], "1", [cell(model="one"), cell(model="two")])
+    record.record_result(engine, first, ok(prompt("p", 0.5, 1.5), prompt("q", 0.25, 2.0, identical=False)))
+    rows = query.result_rows(engine)
+    assert [(r["model"], r["prompt"], r["status"]) for r in rows] == [
+        ("one", "p", "ok"), ("one", "q", "ok"), ("two", None, "pending"),
+    ]  # fmt: skip
+    assert tuple(rows[0]) == query.RESULT_COLUMNS
+    assert (rows[0]["first_logits_max_abs_diff"], rows[0]["logits_max_abs_diff"]) == (0.5, 1.5)
+    assert rows[0]["noise_floor"] is None and rows[0]["verdict"] is None
+    (summary, pending) = query.cell_rows(engine, sweep=sweep)
+    assert (summary["first_diff_least"], summary["first_diff_largest"]) == (0.25, 0.5)
+    assert (summary["identical_count"], summary["prompts_count"]) == (1, 2)
+    assert pending["cell"] == second and pending["prompts_count"] is None
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_comes_back(engine, odd):
+    _, (one,) = record.begin_sweep(engine, [], "1", [cell()])
+    record.record_result(engine, one, ok(prompt("p", 1.0, odd), prompt("q", 1.0, 2.0)))
+    rows = query.result_rows(engine)
+    assert repr(rows[0]["logits_max_abs_diff"]) == repr(odd)
+    (summary,) = query.cell_rows(engine)
+    assert summary["non_finite_count"] == 1 and summary["diff_largest"] == 2.0
+    with database.reading(engine) as session:
+        kinds = session.execute(select(MetricValue.step, MetricValue.kind).order_by(MetricValue.prompt_result_id))
+        assert (1, number(odd)["kind"]) in [tuple(row) for row in kinds]
+
+
+def test_equal_environments_and_machines_are_one_row(engine):
+    _, ids = record.begin_sweep(engine, [], "1", [cell(), cell()])
+    for one in ids:
+        record.record_result(engine, one, ok(prompt("p", 1, 1)))
+    with database.reading(engine) as session:
+        assert session.scalar(select(func.count(Environment.id))) == 1
+        assert session.scalar(select(func.count(Package.name))) == 2
+    assert query.package_rows(engine, ids[0]) == [
+        {"package": "numpy", "builder": "1", "runtime": "1", "reference": "1"},
+        {"package": "torch", "builder": "2", "runtime": "2", "reference": "2"},
+    ]
+
+
+def test_only_a_final_result_is_found_again_and_the_newest(engine):
+    _, ids = record.begin_sweep(engine, [], "1", [cell(), cell(), cell()])
+    record.record_result(engine, ids[0], ok(hash="x", status="killed", final=False))
+    assert record.find_result(engine, "x") is None
+    record.record_result(engine, ids[1], ok(hash="x", status="export_failed", error="e", error_type="KeyError"))
+    newest = record.record_result(engine, ids[2], ok(prompt("p", 1, 1), hash="x"))
+    found = record.find_result(engine, "x")
+    assert (found.id, found.status) == (newest, "ok")
+
+
+def test_a_result_is_stored_whole_or_not_at_all(engine):
+    _, (one,) = record.begin_sweep(engine, [], "1", [cell()])
+    broken = prompt("p", 1, 1) | {"matched_tokens": None}
+    with pytest.raises(Exception, match="NOT NULL"):
+        record.record_result(engine, one, ok(prompt("q", 1, 1), broken))
+    with database.reading(engine) as session:
+        assert session.scalar(select(func.count(Result.id))) == 0
+        assert session.scalar(select(func.count(Environment.id))) == 0
+
+
+def test_filters(engine):
+    sweep, ids = record.begin_sweep(
+        engine, [], "1", [cell(builder="1", patch="a"), cell(builder="1", patch="b"), cell(builder="2", patch="a")]
+    )
+    record.record_result(engine, ids[0], ok(prompt("p", 1, 1)))
+    record.record_result(engine, ids[1], ok(hash="y", status="export_failed", error="\n bad\nmore", error_type="E"))
+
+    def patches(**given):
+        return [(r["builder"], r["patch"]) for r in query.cell_rows(engine, **given)]
+
+    assert patches(filters={"builder": ["1"]}) == [("1", "a"), ("1", "b")]
+    assert patches(filters={"builder": ["1", "2"], "patch": ["a"]}) == [("1", "a"), ("2", "a")]
+    assert patches(status=["export_failed"]) == [("1", "b")]
+    assert patches(status=["pending"]) == [("2", "a")]
+    assert patches(sweep=sweep) == patches() and patches(sweep=99) == []
+    assert query.cell_rows(engine, status=["export_failed"])[0]["error"] == "E: bad"
+    assert query.sweep_id(engine, "latest") == query.sweep_id(engine, str(sweep)) == sweep
+    for unknown in ("99", "x"):
+        with pytest.raises(query.NotInDatabase, match=f"there are {sweep} to {sweep}"):
+            query.sweep_id(engine, unknown)

@@ -1,0 +1,133 @@
+"""A sweep is composed part by part; that must be the same as composing each cell."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.types import RunMode
+
+from runner import cells, compose, paths, schema
+from runner.failures import ConfigFailed
+
+
+@pytest.fixture(scope="module")
+def loader():
+    sys.path.insert(0, str(paths.PROJECT / "runner" / "plugins"))
+    from hydra_plugins.paritylab import ParitylabSweeper
+
+    Plugins.instance().register(ParitylabSweeper)
+    ConfigStore.instance().store(name="schema", node=schema.Config, provider="paritylab")
+    with initialize_config_dir(str(paths.CONF), version_base="1.3"):
+        yield GlobalHydra.instance().config_loader()
+
+
+def sweep_of(loader, *arguments: str) -> list[cells.Cell]:
+    master = loader.load_configuration("config", list(arguments), run_mode=RunMode.MULTIRUN)
+    return compose.compose_sweep(loader, master, list(arguments))
+
+
+def alone(loader, *arguments: str) -> cells.Cell:
+    config = loader.load_configuration("config", list(arguments), run_mode=RunMode.RUN)
+    whole = compose.plain_of(config)
+    return cells.from_plain(whole.plain, whole.choices)
+
+
+def test_the_last_axis_varies_fastest(loader):
+    found = sweep_of(loader, "builder=0.14.1,0.18.0", "patch=none,rope_fix")
+    assert [(c.factors["builder"], c.factors["patch"]) for c in found] == [
+        ("0.14.1", "none"), ("0.14.1", "rope_fix"), ("0.18.0", "none"), ("0.18.0", "rope_fix"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (["dtype=bf16"], ["builder=0.14.1", "patch=rope_fix"]),
+        (["max_new_tokens=3", "+backend.extra_options.a=b"], ["model=tiny_gemma2", "layers=2"]),
+        (["prompts.template=none"], ["builder=0.14.1", "builder.name=mine"]),
+        ([], ["+builder.environment.requirements=[x==1]"]),
+    ],
+)
+def test_a_swept_cell_is_the_cell_composed_alone(loader, arguments):
+    fixed, swept = arguments
+    if swept[0].startswith("+"):
+        found = sweep_of(loader, *fixed, "threads=1,2", "layers=1,2")[3]
+        expected = alone(loader, *fixed, "threads=2", "layers=2")
+    else:
+        key_first = {override.split("=")[0]: override.split("=")[1] for override in swept}
+        axes = [f"{key}={value},{value}" for key, value in key_first.items()]
+        found = sweep_of(loader, *fixed, *axes)[0]
+        expected = alone(loader, *fixed, *swept)
+    assert found.factors == expected.factors
+    assert asdict(found.config) == asdict(expected.config)
+
+
+def test_a_value_that_does_not_compose_fails_its_cells_alone(loader):
+    found = sweep_of(loader, "builder=0.14.1,9.9.9", "dtype=fp32,bf16")
+    assert [cell.failure is None for cell in found] == [True, True, False, False]
+    failed = found[2]
+    assert failed.factors["builder"] == "9.9.9" and failed.factors["dtype"] == "fp32"
+    assert "builder/9.9.9" in failed.failure.message
+    assert "0.14.1" in failed.failure.hint and "0.18.0" in failed.failure.hint
+
+
+def test_a_value_of_the_wrong_type_names_its_key(loader):
+    found = sweep_of(loader, "threads=1,x")
+    assert found[0].failure is None
+    assert "threads" in found[1].failure.message
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("dtype=fp31", "stored, fp32, bf16, fp16"),
+        ("precision=fp31", "fp32"),
+        ("layers=0", "positive"),
+        ("layers=some", "all"),
+        ("max_new_tokens=0", "1 or more"),
+        ("threads=-1", "1 or more"),
+        ("prompts.template=jinja", "chat, none"),
+    ],
+)
+def test_a_bad_value_says_what_is_allowed(loader, override, says):
+    (cell,) = sweep_of(loader, override)
+    assert isinstance(cell.failure, ConfigFailed)
+    assert override.split("=")[0] in cell.failure.message
+    assert says in cell.failure.hint
+
+
+def test_a_missing_value_says_which(loader):
+    (cell,) = sweep_of(loader, "model=path")
+    assert "model.path" in cell.failure.message
+    (cell,) = sweep_of(loader, "model=path", "model.path=/some/where/my_model")
+    assert cell.failure is None and cell.factors["model"] == "my_model"
+
+
+def test_nested_keys_of_one_group_vary_together(loader):
+    found = sweep_of(loader, "model=path,tiny_gemma2", "model.path=/a,/b")
+    assert [c.config.model.path for c in found] == ["/a", "/b", "/a", "/b"]
+    assert [c.factors["model"] for c in found] == ["a", "b", "tiny_gemma2", "tiny_gemma2"]
+
+
+def test_a_duplicate_prompt_name_is_found(loader):
+    (cell,) = sweep_of(loader, "prompts.prompts=[{name: a, text: x}, {name: a, text: y}]")
+    assert "'a' stands twice" in cell.failure.message and "prompts=five" in cell.failure.message
+
+
+def test_an_endless_sweep_is_refused(loader):
+    with pytest.raises(ConfigFailed, match="no cells"):
+        sweep_of(loader, "max_new_tokens=interval(1,5)")
+
+
+def test_a_misspelt_key_is_refused_with_the_nearest_one():
+    with pytest.raises(ConfigFailed) as caught:
+        compose.check_keys(["-m", "bilder=0.14.1"], paths.CONF)
+    assert "did you mean builder?" in caught.value.message
+    assert "patch" in caught.value.hint
+    compose.check_keys(["-m", "builder=0.14.1", "hydra/launcher=x", "+backend.extra_options.a=b"], paths.CONF)

@@ -1,0 +1,197 @@
+"""Workers: a warm parent that only forks, a child per task, and what ends a child.
+
+They run on the tests' own interpreter, which has no torch, so that they are
+fast; the stage is compare, which needs NumPy only. A named pipe in place of
+its input makes a task that waits for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from runner import paths
+from runner.workers import Task, TaskFailed, Workers, clean_environment
+
+sys.path.insert(0, str(paths.WORKER))
+from continuation import save
+
+PYTHON = Path(sys.executable)
+
+
+class Tokenizer:
+    def decode(self, tokens, skip_special_tokens):
+        return "text"
+
+
+@pytest.fixture
+def task(tmp_path):
+    """Makes a task; `waiting` makes one that never gets its input."""
+    number = 0
+
+    def task(waiting: bool = False, missing: bool = False) -> Task:
+        nonlocal number
+        number += 1
+        root = tmp_path / str(number)
+        for name in ("side", "out", "work"):
+            (root / name).mkdir(parents=True)
+        if waiting:
+            os.mkfifo(root / "side" / "continuations.json")
+        elif not missing:
+            save(str(root / "side"), 0, "p", [1], np.zeros((1, 4), np.float32), Tokenizer(), set())
+        arguments = {"reference": str(root / "side"), "candidate": str(root / "side"), "expect": {}}
+        return Task("compare", arguments, root / "out", root / "work", threads=1)
+
+    return task
+
+
+@pytest.fixture(params=[True, False], ids=["fork", "process"])
+def fork(request):
+    return request.param
+
+
+def with_workers(tmp_path, fork, use, timeout=60.0, stall=60.0, jobs=2):
+    """Run `use(workers)` and close the workers whatever happens."""
+
+    async def main():
+        workers = Workers(jobs, timeout, stall, tmp_path / "logs", fork=fork)
+        try:
+            return await use(workers)
+        finally:
+            await workers.close()
+
+    return asyncio.run(main())
+
+
+async def child_of(workers: Workers, work: Path) -> int:
+    """The pid of the only running task, once it has begun."""
+    while not (work / "tmp").exists():
+        await asyncio.sleep(0.02)
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(work / "tmp"):
+                return process.pid
+        except psutil.Error:
+            continue
+    raise AssertionError("no such child")
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for yet counts."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_task_gives_its_result_and_what_it_cost(tmp_path, fork, task):
+    wanted = task()
+    result, evidence = with_workers(tmp_path, fork, lambda w: w.run(PYTHON, wanted))
+    assert result == {}
+    assert (wanted.out / "comparison.json").exists()
+    assert evidence.exit_code == 0 and evidence.signal is None
+    assert evidence.seconds > 0 and evidence.peak_memory_bytes > 1e6
+
+
+def test_many_tasks_share_one_parent(tmp_path, task):
+    tasks = [task() for _ in range(8)]
+
+    async def use(workers):
+        await asyncio.gather(*(workers.run(PYTHON, t) for t in tasks))
+        return len(workers.workers)
+
+    assert with_workers(tmp_path, True, use) == 1
+    assert all((t.out / "comparison.json").exists() for t in tasks)
+
+
+def test_an_error_comes_back_with_its_type_and_traceback(tmp_path, fork, task):
+    with pytest.raises(TaskFailed) as caught:
+        with_workers(tmp_path, fork, lambda w: w.run(PYTHON, task(missing=True)))
+    failed = caught.value
+    assert failed.reason == "error" and failed.error["type"] == "FileNotFoundError"
+    assert "compare.py" in failed.evidence.stderr_tail and failed.evidence.exit_code == 1
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_killed_child_is_its_own_failure_alone(tmp_path, fork, task, how):
+    victim, other = task(waiting=True), task()
+
+    async def use(workers):
+        running = asyncio.create_task(workers.run(PYTHON, victim))
+        os.kill(await child_of(workers, victim.work), how)
+        with pytest.raises(TaskFailed) as caught:
+            await running
+        await workers.run(PYTHON, other)
+        return caught.value
+
+    failed = with_workers(tmp_path, fork, use)
+    assert failed.reason == "ended" and failed.evidence.signal == how.name
+    assert (other.out / "comparison.json").exists()
+
+
+@pytest.mark.parametrize(("limits", "reason"), [({"timeout": 0.5}, "timeout"), ({"stall": 0.5}, "stalled")])
+def test_a_task_that_never_ends_is_ended(tmp_path, fork, task, limits, reason):
+    with pytest.raises(TaskFailed) as caught:
+        with_workers(tmp_path, fork, lambda w: w.run(PYTHON, task(waiting=True)), **limits)
+    assert caught.value.reason == reason
+    assert caught.value.evidence.signal == "SIGKILL"
+
+
+def test_a_killed_worker_fails_its_tasks_and_the_next_gets_a_new_one(tmp_path, task):
+    victim, other = task(waiting=True), task()
+
+    async def use(workers):
+        running = asyncio.create_task(workers.run(PYTHON, victim))
+        child = await child_of(workers, victim.work)
+        workers.workers[PYTHON].process.kill()
+        with pytest.raises(TaskFailed) as caught:
+            await running
+        await workers.run(PYTHON, other)
+        return caught.value, child
+
+    failed, child = with_workers(tmp_path, True, use)
+    assert failed.reason == "worker"
+    assert (other.out / "comparison.json").exists()
+    assert gone(child)
+
+
+def test_a_cancelled_task_leaves_no_child(tmp_path, fork, task):
+    victim = task(waiting=True)
+
+    async def use(workers):
+        running = asyncio.create_task(workers.run(PYTHON, victim))
+        child = await child_of(workers, victim.work)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        for _ in range(100):
+            if gone(child):
+                return True
+            await asyncio.sleep(0.05)
+        return False
+
+    assert with_workers(tmp_path, fork, use)
+
+
+def test_an_interpreter_that_cannot_start_is_a_failure(tmp_path, task):
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho no luck >&2\nexit 3\n")
+    broken.chmod(0o755)
+    with pytest.raises(TaskFailed) as caught:
+        with_workers(tmp_path, True, lambda w: w.run(broken, task()))
+    assert caught.value.reason == "worker" and caught.value.evidence.exit_code == 3
+    assert "no luck" in caught.value.evidence.stderr_tail
+
+
+def test_a_worker_gets_nothing_of_the_runners_python(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    monkeypatch.setenv("VIRTUAL_ENV", "/somewhere")
+    environment = clean_environment()
+    assert not {"PYTHONPATH", "VIRTUAL_ENV"} & set(environment)
+    assert environment["HF_HUB_OFFLINE"] == "1"
