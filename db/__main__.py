@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Optional
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -32,6 +33,14 @@ def root() -> None:
     """Results of parity sweeps."""
 
 
+def show_filtered(read: Callable, columns: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Print what `read` finds for a command's filter options."""
+    engine = open_database(options["db"], create=False)
+    sweep = query.sweep_id(engine, options["sweep"]) if options["sweep"] else None
+    filters = {name: options[name] or [] for name in FACTORS}
+    output.show(read(engine, filters, options["status"] or [], sweep), columns, options["format"])
+
+
 @app.command()
 def results(
     sweep: SweepOption = None,
@@ -52,11 +61,43 @@ def results(
     threads: factor("threads") = None,
 ) -> None:
     """One row a cell and prompt; a failed cell has one row."""
-    given = locals()
-    filters = {name: given[name] or [] for name in FACTORS}
+    show_filtered(query.result_rows, query.RESULT_COLUMNS, locals())
+
+
+@app.command()
+def cells(
+    sweep: SweepOption = None,
+    status: Status = None,
+    format: Format = "table",
+    db: Db = None,
+    model: factor("model") = None,
+    dtype: factor("dtype") = None,
+    layers: factor("layers") = None,
+    builder: factor("builder") = None,
+    patch: factor("patch") = None,
+    runtime: factor("runtime") = None,
+    backend: factor("backend") = None,
+    precision: factor("precision") = None,
+    prompts: factor("prompts") = None,
+    reference: factor("reference") = None,
+    max_new_tokens: factor("max_new_tokens") = None,
+    threads: factor("threads") = None,
+) -> None:
+    """One row a cell: how it ended, and the summary over its prompts."""
+    show_filtered(query.cell_rows, query.CELL_COLUMNS, locals())
+
+
+@app.command()
+def show(cell: int, db: Db = None) -> None:
+    """Everything about one cell: its failure with the end of its stderr, its patch, its stages."""
     engine = open_database(db, create=False)
-    rows = query.result_rows(engine, filters, status or [], query.sweep_id(engine, sweep) if sweep else None)
-    output.show(rows, query.RESULT_COLUMNS, format)
+    detail = query.cell_detail(engine, cell)
+    output.show_pairs(detail["cell"])
+    print()
+    output.show_pairs({k: v for k, v in detail["result"].items() if k not in detail["cell"]})
+    for title, columns in (("changes", query.CHANGE_COLUMNS), ("stages", query.STAGE_COLUMNS)):
+        if detail[title]:
+            output.show(detail[title], columns, "table")
 
 
 @app.command()

@@ -83,10 +83,13 @@ class Cell(Base):
     max_new_tokens: Mapped[str]
     threads: Mapped[str]
     config: Mapped[dict[str, Any]]
+    patch_hash: Mapped[str | None]
+    patch_outcome: Mapped[str | None]  # applied, present, not_applicable, failed, none
     result_id: Mapped[int | None] = mapped_column(ForeignKey("result.id"))
     found: Mapped[bool] = mapped_column(default=False)  # the result was there before this sweep
     sweep: Mapped[Sweep] = relationship()
     result: Mapped[Result | None] = relationship()
+    changes: Mapped[list[ChangeOutcome]] = relationship(order_by="ChangeOutcome.position", cascade="all")
 
 
 class Machine(Base):
@@ -156,8 +159,6 @@ class Result(Base):
     candidate_dtype: Mapped[str | None]  # what the builder loaded
     prompts_key: Mapped[str | None]
     overlay_tree: Mapped[str | None]
-    patch_hash: Mapped[str | None]
-    patch_outcome: Mapped[str | None]  # applied, present, not_applicable, none
     machine_id: Mapped[int | None] = mapped_column(ForeignKey("machine.id"))
     builder_environment_id: Mapped[int | None] = mapped_column(ForeignKey("environment.id"))
     runtime_environment_id: Mapped[int | None] = mapped_column(ForeignKey("environment.id"))
@@ -176,7 +177,6 @@ class Result(Base):
     verdict: Mapped[str | None]
 
     machine: Mapped[Machine | None] = relationship()
-    changes: Mapped[list[ChangeOutcome]] = relationship(order_by="ChangeOutcome.position", cascade="all")
     stages: Mapped[list[StageRun]] = relationship(order_by="StageRun.position", cascade="all")
     prompts: Mapped[list[PromptResult]] = relationship(
         order_by="PromptResult.position", cascade="all", back_populates="result"
@@ -188,11 +188,15 @@ class Result(Base):
 
 
 class ChangeOutcome(Base):
-    """What became of one single change of the patch set."""
+    """What became of one single change of a cell's patch set.
+
+    The cell's, not the result's: a builder that has a change already gives the
+    same result with the patch and without.
+    """
 
     __tablename__ = "change_outcome"
 
-    result_id: Mapped[int] = mapped_column(ForeignKey("result.id"), primary_key=True)
+    cell_id: Mapped[int] = mapped_column(ForeignKey("cell.id"), primary_key=True)
     position: Mapped[int] = mapped_column(primary_key=True)
     change: Mapped[str]
     status: Mapped[str]  # applied, present, not_applicable, failed

@@ -78,6 +78,19 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
+def show_pairs(pairs: Mapping[str, Any]) -> None:
+    """One ``name: value`` a line, for values that are there; long text is indented below its name."""
+    for name, value in pairs.items():
+        if value is None or value == "":
+            continue
+        text = str(value) if isinstance(value, str) else short(value)
+        lines = ["".join(c if c.isprintable() else " " for c in line) for line in text.strip().splitlines()]
+        if len(lines) > 1:
+            print(f"{name}:", *(f"    {line}" for line in lines), sep="\n")
+        else:
+            print(f"{name}: {lines[0]}")
+
+
 def short(value: Any) -> str:
     """A value in a few characters, on one line."""
     if value is None:

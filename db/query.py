@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Engine, Select, case, func, select
+from sqlalchemy.orm import Session
 
 from db.engine import reading
 from db.models import FACTORS, Cell, Package, PromptResult, Result, Sweep
@@ -21,6 +22,13 @@ RESULT_COLUMNS = (
 )  # fmt: skip
 SWEEP_COLUMNS = ("sweep", "started", "seconds", "state", "cells", "found", "ok", "failed", "overrides")
 PACKAGE_COLUMNS = ("package", *ROLES)
+CHANGE_COLUMNS = ("change", "status", "detail")
+STAGE_COLUMNS = ("stage", "found", "seconds", "peak_memory_bytes", "key")
+CELL_COLUMNS = (
+    "sweep", "cell", *FACTORS, "status", "error", "found", "patch_outcome", "first_diff_least",
+    "first_diff_largest", "diff_largest", "identical_count", "prompts_count", "sensible_count",
+    "candidate_sensible_count", "verdict", "seconds",
+)  # fmt: skip
 PENDING = "pending"
 
 
@@ -96,6 +104,7 @@ def cell_part(cell: Cell, result: Result | None) -> dict[str, Any]:
     row = {"sweep": cell.sweep_id, "cell": cell.id}
     row |= {factor: getattr(cell, factor) for factor in FACTORS}
     row |= {"status": result.status if result else PENDING, "found": cell.found}
+    row["patch_outcome"] = cell.patch_outcome
     row |= {"error": result.error_line if result else None, "hint": result.hint if result else None}
     return row
 
@@ -105,7 +114,7 @@ def summary_part(result: Result | None) -> dict[str, Any]:
     names = (
         "prompts_count", "identical_count", "sensible_count", "candidate_sensible_count",
         "first_diff_least", "first_diff_largest", "diff_least", "diff_largest", "non_finite_count",
-        "verdict", "failed_stage", "patch_outcome", "seconds", "stand_in", "measurement_version",
+        "verdict", "failed_stage", "seconds", "stand_in", "measurement_version",
     )  # fmt: skip
     return {name: getattr(result, name, None) for name in names} | {"result": result.id if result else None}
 
@@ -165,12 +174,38 @@ def sweep_rows(engine: Engine) -> list[dict[str, Any]]:
         ]
 
 
+def cell_detail(engine: Engine, cell_id: int) -> dict[str, Any]:
+    """Everything about one cell but its prompts and packages.
+
+    {"cell": its row, "result": the result's columns, "changes", "stages": rows}.
+    """
+    with reading(engine) as session:
+        cell = existing_cell(session, cell_id)
+        result = cell.result
+        return {
+            "cell": cell_part(cell, result) | {"sweep started": cell.sweep.started},
+            "result": columns_of(result) if result else {},
+            "changes": [{c: getattr(row, c) for c in CHANGE_COLUMNS} for row in cell.changes],
+            "stages": [{c: getattr(row, c) for c in STAGE_COLUMNS} for row in (result.stages if result else [])],
+        }
+
+
+def columns_of(row: Any) -> dict[str, Any]:
+    """A row's own columns, references to other tables left out."""
+    return {c.key: getattr(row, c.key) for c in row.__table__.columns if not c.foreign_keys}
+
+
+def existing_cell(session: Session, cell_id: int) -> Cell:
+    cell = session.get(Cell, cell_id)
+    if cell is None:
+        raise NotInDatabase(f"cell {cell_id} is not in the database: see python -m db results")
+    return cell
+
+
 def package_rows(engine: Engine, cell_id: int) -> list[dict[str, Any]]:
     """One dict a package, with its version in each of a cell's environments."""
     with reading(engine) as session:
-        cell = session.get(Cell, cell_id)
-        if cell is None:
-            raise NotInDatabase(f"cell {cell_id} is not in the database: see python -m db results")
+        cell = existing_cell(session, cell_id)
         versions: dict[str, dict[str, Any]] = {}
         for role in ROLES:
             environment = getattr(cell.result, f"{role}_environment_id") if cell.result else None

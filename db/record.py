@@ -41,16 +41,24 @@ class NewResult:
     """A result to record.
 
     values: columns of `Result`. environments: {role: {"hash", "platform",
-    "packages": {name: version}}}. machine: columns of `Machine`. changes,
-    stages: columns of their tables. prompts: as the comparison wrote them.
+    "packages": {name: version}}}. machine: columns of `Machine`. stages:
+    columns of `StageRun`. prompts: as the comparison wrote them.
     """
 
     values: Mapping[str, Any]
     environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     machine: Mapping[str, Any] | None = None
-    changes: Sequence[Mapping[str, Any]] = ()
     stages: Sequence[Mapping[str, Any]] = ()
     prompts: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class PatchOutcome:
+    """What became of a cell's patch set: its hash, a word, and each change's columns."""
+
+    hash: str | None = None
+    word: str | None = None
+    changes: Sequence[Mapping[str, Any]] = ()
 
 
 def begin_sweep(
@@ -83,13 +91,13 @@ def find_result(engine: Engine, result_hash: str) -> Result | None:
         return session.scalar(query)
 
 
-def attach(engine: Engine, cell_id: int, result_id: int, found: bool) -> None:
-    """Point a cell at its result."""
+def attach(engine: Engine, cell_id: int, result_id: int, found: bool, patch: PatchOutcome) -> None:
+    """Point a cell at a result that is there; `found`: it was there before this sweep."""
     with writing(engine) as session:
-        session.execute(update(Cell).where(Cell.id == cell_id).values(result_id=result_id, found=found))
+        finish_cell(session, cell_id, result_id, found, patch)
 
 
-def record_result(engine: Engine, cell_id: int, new: NewResult) -> int:
+def record_result(engine: Engine, cell_id: int, new: NewResult, patch: PatchOutcome) -> int:
     """Store a result and point the cell at it, in one transaction. Returns the result's id."""
     with writing(engine) as session:
         result = Result(**new.values, **summary(new.prompts))
@@ -97,17 +105,21 @@ def record_result(engine: Engine, cell_id: int, new: NewResult) -> int:
             setattr(result, f"{role}_environment_id", environment_id(session, environment))
         if new.machine:
             result.machine_id = machine_id(session, new.machine)
-        result.changes = [
-            ChangeOutcome(position=n, change=c["change"], status=c["status"], detail=c["detail"])
-            for n, c in enumerate(new.changes)
-        ]
         result.stages = [StageRun(position=n, **stage) for n, stage in enumerate(new.stages)]
         result.prompts = [prompt_row(n, prompt) for n, prompt in enumerate(new.prompts)]
         session.add(result)
         session.flush()
         add_steps(session, result.prompts, new.prompts)
-        session.execute(update(Cell).where(Cell.id == cell_id).values(result_id=result.id))
+        finish_cell(session, cell_id, result.id, False, patch)
         return result.id
+
+
+def finish_cell(session: Session, cell_id: int, result_id: int, found: bool, patch: PatchOutcome) -> None:
+    values = {"result_id": result_id, "found": found, "patch_hash": patch.hash, "patch_outcome": patch.word}
+    session.execute(update(Cell).where(Cell.id == cell_id).values(values))
+    rows = [{"cell_id": cell_id, "position": n, **change} for n, change in enumerate(patch.changes)]
+    if rows:
+        session.execute(insert(ChangeOutcome), rows)
 
 
 def summary(prompts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

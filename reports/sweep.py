@@ -25,7 +25,7 @@ def collect(db: str | None, sweep: str = "latest") -> dict[str, Any]:
     rows = []
     for cell in cells:
         mine = prompts.get(cell["result"], [])
-        rows.append(cell | {"texts": text_note(mine, cell), "changes": cell["patch_outcome"]})
+        rows.append(cell | {"texts": text_note(mine, cell)})
     engine.dispose()
     return {"sweep": sweep_id, "rows": rows}
 
@@ -75,11 +75,14 @@ def notes(rows: list[dict[str, Any]]) -> list[str]:
     lines = []
     for row in rows:
         name = f"builder {row['builder']}, patch {row['patch']}"
-        if row["changes"] in ("present", "not_applicable"):
+        if row["patch_outcome"] in ("present", "not_applicable"):
             word = {"present": "is already in", "not_applicable": "has nothing to change in"}
-            lines.append(f"- {row['patch']} {word[row['changes']]} builder {row['builder']}.")
+            lines.append(f"- {row['patch']} {word[row['patch_outcome']]} builder {row['builder']}.")
         if row["stand_in"]:
             lines.append(f"- {name}: made by the stand-in {row['stand_in']}.")
         if row["status"] != "ok" and row["hint"]:
             lines.append(f"- {name}: {row['status']}: {row['hint']}.")
+    failed = [str(row["cell"]) for row in rows if row["status"] not in ("ok", "config_failed", "skipped")]
+    if failed:
+        lines.append(f"- All about a failed cell: `python -m db show CELL` (cells {', '.join(failed[:10])}).")
     return ["", *dict.fromkeys(lines)] if lines else []

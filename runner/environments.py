@@ -66,7 +66,8 @@ def what_uv_said(text: str) -> str:
     """uv's error in a line: what failed and the innermost cause, without the progress before it."""
     lines = [line.strip(" \t×╰─▶│├") for line in text.strip().splitlines() if line.strip()]
     start = next((n for n, line in enumerate(lines) if line.startswith("error")), 0)
-    told = [line.removeprefix("error: ").removeprefix("Caused by: ") for line in lines[start:]]
+    told = [line for line in lines[start:] if not line.startswith("hint:")] or lines
+    told = [line.removeprefix("error: ").removeprefix("cause: ") for line in told]
     return "; ".join(dict.fromkeys([told[0], told[-1]]))[:1500] if told else "uv failed and said nothing"
 
 

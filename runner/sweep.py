@@ -121,7 +121,7 @@ class SweepJob:
                 continue
             found = self.look_up(plan)
             if found:
-                record.attach(self.engine, cell_id, found[0], found=True)
+                record.attach(self.engine, cell_id, found[0], True, patch_outcome(cell, plan.overlay.outcomes))
                 self.done(cell_id, cell, *found, found=True)
             else:
                 waiting.append((cell_id, cell, plan))
@@ -141,7 +141,7 @@ class SweepJob:
         cell_id, cell, plan = item
         if plan.result_hash in self.results:
             shared = await self.results[plan.result_hash]
-            record.attach(self.engine, cell_id, shared[0], found=False)
+            record.attach(self.engine, cell_id, shared[0], False, patch_outcome(cell, plan.overlay.outcomes))
             self.done(cell_id, cell, *shared, found=False)
             return
         future = self.results[plan.result_hash] = asyncio.get_running_loop().create_future()
@@ -164,8 +164,9 @@ class SweepJob:
             "candidate_dtype": self.meta(plan, "export").get("loaded_dtype"),
             "peak_memory_bytes": peak(runs),
         }
-        new = new_result(values, cell, plan, runs, prompts=comparison["prompts"])
-        result_id = record.record_result(self.engine, cell_id, new)
+        new = new_result(values, plan, runs, comparison["prompts"])
+        patch = patch_outcome(cell, plan.overlay.outcomes)
+        result_id = record.record_result(self.engine, cell_id, new, patch)
         return self.done(cell_id, cell, result_id, "ok", "", "", found=False)
 
     def fail(self, cell_id, cell, failure: Failure, plan, runs, seconds) -> tuple[int, str, str, str]:
@@ -181,9 +182,9 @@ class SweepJob:
             "stderr_tail": evidence.stderr_tail or None,
             "peak_memory_bytes": evidence.peak_memory_bytes or peak(runs),
         }
-        outcomes = getattr(failure, "outcomes", ())
-        new = new_result(values, cell, plan, runs, changes=outcomes)
-        result_id = record.record_result(self.engine, cell_id, new)
+        outcomes = plan.overlay.outcomes if plan else getattr(failure, "outcomes", ())
+        new = new_result(values, plan, runs)
+        result_id = record.record_result(self.engine, cell_id, new, patch_outcome(cell, outcomes))
         return self.done(cell_id, cell, result_id, failure.status, failure.line(), failure.hint, found=False)
 
     def done(
@@ -239,35 +240,41 @@ def base_values(status: str, final: bool, plan: Plan | None, seconds: float) -> 
     }
 
 
-def new_result(values: dict, cell: Cell, plan: Plan | None, runs, changes=(), prompts=()) -> record.NewResult:
-    """A result with what its plan knows: environments, patch, stages."""
-    if plan is not None:
-        changes = plan.overlay.outcomes
-    if cell.config is not None:
-        values["patch_hash"] = hashing.of_value(plain(cell.config.patch))
-        values["patch_outcome"] = patch_outcome(changes)
+def new_result(values: dict, plan: Plan | None, runs: Sequence[StageRun], prompts=()) -> record.NewResult:
+    """A result with what its plan knows: environments and stages."""
+    platform = environments.platform_tag()
     return record.NewResult(
         values=values,
         environments={
-            role: {"hash": r.hash, "platform": environments.platform_tag(), "packages": r.packages}
-            for role, r in (plan.resolutions if plan else {}).items()
+            role: {"hash": resolution.hash, "platform": platform, "packages": resolution.packages}
+            for role, resolution in (plan.resolutions if plan else {}).items()
         },
         machine=machine.describe(),
-        changes=[{key: change[key] for key in ("change", "status", "detail")} for change in changes],
         stages=[
-            {"stage": r.name, "key": r.key, "found": r.found, "seconds": r.seconds,
-             "peak_memory_bytes": r.peak_memory_bytes}
-            for r in runs
+            {
+                "stage": run.name,
+                "key": run.key,
+                "found": run.found,
+                "seconds": run.seconds,
+                "peak_memory_bytes": run.peak_memory_bytes,
+            }
+            for run in runs
         ],
         prompts=prompts,
-    )  # fmt: skip
+    )
 
 
-def patch_outcome(changes: Sequence[dict]) -> str:
-    """A patch set's outcome in a word: the strongest of its changes' outcomes."""
-    statuses = {change["status"] for change in changes}
+def patch_outcome(cell: Cell, outcomes: Sequence[dict]) -> record.PatchOutcome:
+    """What became of a cell's patch set, in a word: the strongest of its changes' outcomes."""
+    if cell.config is None:
+        return record.PatchOutcome()
+    statuses = {outcome["status"] for outcome in outcomes}
     order = ("failed", "applied", "present", "not_applicable")
-    return next((status for status in order if status in statuses), "none")
+    return record.PatchOutcome(
+        hash=hashing.of_value(plain(cell.config.patch)),
+        word=next((status for status in order if status in statuses), "none"),
+        changes=[{key: outcome[key] for key in ("change", "status", "detail")} for outcome in outcomes],
+    )
 
 
 def stage_list(plan: Plan, runs: dict[str, StageRun]) -> list[StageRun]:

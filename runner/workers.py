@@ -17,7 +17,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -26,7 +26,7 @@ from runner import paths
 from runner.failures import Evidence
 
 LINE_LIMIT = 1 << 20
-TAIL_BYTES = 4000
+TAIL_BYTES = 8000
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def clean_environment() -> dict[str, str]:
     return environment | {
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "TRANSFORMERS_VERBOSITY": "error",
+        "TRANSFORMERS_VERBOSITY": "warning",
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -237,7 +237,7 @@ class Workers:
             return json.loads((task.work / "result.json").read_text(encoding="utf-8")), evidence
         if (task.work / "error.json").exists():
             error = json.loads((task.work / "error.json").read_text(encoding="utf-8"))
-            raise TaskFailed("error", replace(evidence, stderr_tail=error.pop("traceback")), error)
+            raise TaskFailed("error", evidence, error)
         raise TaskFailed("ended", evidence)
 
     async def watch(self, pid: int, ended: asyncio.Future) -> str:

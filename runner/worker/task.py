@@ -70,14 +70,12 @@ def settle(work: str, threads: int) -> None:
 
 
 def describe(error: BaseException) -> dict:
-    """An exception as data: type, message, hint, and the last frames of its traceback."""
-    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    """An exception as data; its traceback is at the end of the log."""
     return {
         "type": getattr(error, "kind", "") or type(error).__name__,
         "message": str(error) or type(error).__name__,
         "hint": getattr(error, "hint", ""),
         "errno": getattr(error, "errno", None),
-        "traceback": "".join(lines)[-4000:],
     }
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from db import engine as database
 from db import query, record
 from db.models import FACTORS, Environment, MetricValue, Package, Result
-from db.record import NewResult
+from db.record import NewResult, PatchOutcome
 
 
 @pytest.fixture
@@ -46,6 +46,9 @@ def prompt(name: str, first: float, worst: float, identical: bool = True, sensib
     }
 
 
+PATCH = PatchOutcome("h", "applied", [{"change": "c", "status": "applied", "detail": "d"}])
+
+
 def ok(*prompts: dict, hash: str = "r", **values) -> NewResult:
     common = {"hash": hash, "status": "ok", "final": True, "measurement_version": 1}
     environment = {"hash": "e", "platform": "p", "packages": {"torch": "2", "numpy": "1"}}
@@ -53,7 +56,6 @@ def ok(*prompts: dict, hash: str = "r", **values) -> NewResult:
         common | values,
         {"builder": environment, "runtime": environment, "reference": environment},
         {"hash": "m", "host": "h", "system": "s", "processor": "p", "cores": 2, "memory_bytes": 1},
-        [{"change": "c", "status": "applied", "detail": "d"}],
         [{"stage": "export", "key": "k", "found": False, "seconds": 1.0, "peak_memory_bytes": 5}],
         prompts,
     )
@@ -61,7 +63,7 @@ def ok(*prompts: dict, hash: str = "r", **values) -> NewResult:
 
 def test_a_result_comes_back(engine):
     sweep, (first, second) = record.begin_sweep(engine, ["a=b"], "1", [cell(model="one"), cell(model="two")])
-    record.record_result(engine, first, ok(prompt("p", 0.5, 1.5), prompt("q", 0.25, 2.0, identical=False)))
+    record.record_result(engine, first, ok(prompt("p", 0.5, 1.5), prompt("q", 0.25, 2.0, identical=False)), PATCH)
     rows = query.result_rows(engine)
     assert [(r["model"], r["prompt"], r["status"]) for r in rows] == [
         ("one", "p", "ok"), ("one", "q", "ok"), ("two", None, "pending"),
@@ -78,7 +80,7 @@ def test_a_result_comes_back(engine):
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_not_finite_comes_back(engine, odd):
     _, (one,) = record.begin_sweep(engine, [], "1", [cell()])
-    record.record_result(engine, one, ok(prompt("p", 1.0, odd), prompt("q", 1.0, 2.0)))
+    record.record_result(engine, one, ok(prompt("p", 1.0, odd), prompt("q", 1.0, 2.0)), PATCH)
     rows = query.result_rows(engine)
     assert repr(rows[0]["logits_max_abs_diff"]) == repr(odd)
     (summary,) = query.cell_rows(engine)
@@ -91,7 +93,7 @@ def test_a_number_that_is_not_finite_comes_back(engine, odd):
 def test_equal_environments_and_machines_are_one_row(engine):
     _, ids = record.begin_sweep(engine, [], "1", [cell(), cell()])
     for one in ids:
-        record.record_result(engine, one, ok(prompt("p", 1, 1)))
+        record.record_result(engine, one, ok(prompt("p", 1, 1)), PATCH)
     with database.reading(engine) as session:
         assert session.scalar(select(func.count(Environment.id))) == 1
         assert session.scalar(select(func.count(Package.name))) == 2
@@ -103,10 +105,10 @@ def test_equal_environments_and_machines_are_one_row(engine):
 
 def test_only_a_final_result_is_found_again_and_the_newest(engine):
     _, ids = record.begin_sweep(engine, [], "1", [cell(), cell(), cell()])
-    record.record_result(engine, ids[0], ok(hash="x", status="killed", final=False))
+    record.record_result(engine, ids[0], ok(hash="x", status="killed", final=False), PATCH)
     assert record.find_result(engine, "x") is None
-    record.record_result(engine, ids[1], ok(hash="x", status="export_failed", error="e", error_type="KeyError"))
-    newest = record.record_result(engine, ids[2], ok(prompt("p", 1, 1), hash="x"))
+    record.record_result(engine, ids[1], ok(hash="x", status="export_failed", error="e", error_type="KeyError"), PATCH)
+    newest = record.record_result(engine, ids[2], ok(prompt("p", 1, 1), hash="x"), PATCH)
     found = record.find_result(engine, "x")
     assert (found.id, found.status) == (newest, "ok")
 
@@ -115,18 +117,32 @@ def test_a_result_is_stored_whole_or_not_at_all(engine):
     _, (one,) = record.begin_sweep(engine, [], "1", [cell()])
     broken = prompt("p", 1, 1) | {"matched_tokens": None}
     with pytest.raises(Exception, match="NOT NULL"):
-        record.record_result(engine, one, ok(prompt("q", 1, 1), broken))
+        record.record_result(engine, one, ok(prompt("q", 1, 1), broken), PATCH)
     with database.reading(engine) as session:
         assert session.scalar(select(func.count(Result.id))) == 0
         assert session.scalar(select(func.count(Environment.id))) == 0
+
+
+def test_cells_that_share_a_result_keep_their_own_patch(engine):
+    _, ids = record.begin_sweep(engine, [], "1", [cell(patch="fix"), cell(patch="none")])
+    result = record.record_result(engine, ids[0], ok(prompt("p", 1, 1)), PATCH)
+    record.attach(engine, ids[1], result, False, PatchOutcome("n", "none"))
+    rows = query.cell_rows(engine)
+    assert [(r["result"], r["patch"], r["patch_outcome"]) for r in rows] == [
+        (result, "fix", "applied"), (result, "none", "none"),
+    ]  # fmt: skip
+    assert query.cell_detail(engine, ids[0])["changes"] == [{"change": "c", "status": "applied", "detail": "d"}]
+    assert query.cell_detail(engine, ids[1])["changes"] == []
 
 
 def test_filters(engine):
     sweep, ids = record.begin_sweep(
         engine, [], "1", [cell(builder="1", patch="a"), cell(builder="1", patch="b"), cell(builder="2", patch="a")]
     )
-    record.record_result(engine, ids[0], ok(prompt("p", 1, 1)))
-    record.record_result(engine, ids[1], ok(hash="y", status="export_failed", error="\n bad\nmore", error_type="E"))
+    record.record_result(engine, ids[0], ok(prompt("p", 1, 1)), PATCH)
+    record.record_result(
+        engine, ids[1], ok(hash="y", status="export_failed", error="\n bad\nmore", error_type="E"), PATCH
+    )
 
     def patches(**given):
         return [(r["builder"], r["patch"]) for r in query.cell_rows(engine, **given)]

@@ -11,7 +11,8 @@ from reports.table import number, span
 
 def row(**given) -> dict:
     base = dict.fromkeys(FACTORS, "x") | {
-        "model": "m", "status": "ok", "error": None, "hint": None, "texts": "as expected", "changes": "none",
+        "cell": 7, "model": "m", "status": "ok", "error": None, "hint": None, "texts": "as expected",
+        "patch_outcome": "none",
         "first_diff_least": 1e-4, "first_diff_largest": 2e-4, "diff_largest": 3e-4, "identical_count": 5,
         "prompts_count": 5, "stand_in": None,
     }  # fmt: skip
@@ -34,7 +35,7 @@ def test_a_failed_export_shows_its_error_and_its_hint():
 
 
 def test_a_patch_that_changed_nothing_is_said():
-    text = sweep.markdown({"sweep": 1, "rows": [row(patch="fix", changes="present", builder="main")]})
+    text = sweep.markdown({"sweep": 1, "rows": [row(patch="fix", patch_outcome="present", builder="main")]})
     assert "fix is already in builder main" in text
 
 
