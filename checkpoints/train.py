@@ -1,0 +1,249 @@
+"""Train the two small Gemma checkpoints that stand beside this script.
+
+``tiny_gemma3`` and ``tiny_gemma2`` learn the prompts of ``conf/prompts/five.yaml``, and a few more pairs, by heart, so
+that each prompt has one known answer and a wrong export shows in the text as well as in the logits. Everything that a
+checkpoint folder holds is made here: tokenizer, chat template, configs and weights. Nothing is downloaded.
+
+    python checkpoints/train.py [--out DIR] [NAME ...]
+
+Needs torch, transformers (4.57 or 5), tokenizers, safetensors and PyYAML.
+"""
+
+import argparse
+import json
+import random
+import time
+from pathlib import Path
+
+import torch
+import yaml
+from safetensors.torch import save
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+HERE = Path(__file__).resolve().parent
+PROMPTS = HERE.parent / "conf" / "prompts" / "five.yaml"
+
+EXTRA_PAIRS = [
+    ("What is two plus two?", "Two plus two is four."),
+    ("What is the capital of Japan?", "The capital of Japan is Tokyo."),
+    ("چمن چه رنگی است؟", "چمن سبز است."),
+]
+# The answer to a prompt with its tokens jumbled. Without it a model knows a prompt by any one of its words, never needs
+# the order of the tokens, and answers rightly even where an export has its rotary embedding wrong.
+JUMBLED_ANSWER = "I do not understand."
+
+# The place in the list is the token id; the first four stand as in Gemma's own vocabulary.
+SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
+PAD, EOS, BOS, END_OF_TURN = 0, 1, 2, 5
+MOST_TOKENS = 600
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\n' }}"
+    "{{ message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+
+SPECIAL_IDS = {"bos_token_id": BOS, "eos_token_id": [EOS, END_OF_TURN], "pad_token_id": PAD}
+COMMON = {
+    **SPECIAL_IDS,
+    "head_dim": 32,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "intermediate_size": 256,
+    "max_position_embeddings": 1024,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "query_pre_attn_scalar": 32,
+    "rms_norm_eps": 1e-06,
+    "sliding_window": 512,
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+}
+# config.json in the form of the published checkpoints (rope_theta, rope_local_base_freq, rope_scaling, torch_dtype),
+# which transformers 4 and 5 both read. Saved by transformers 5 it would hold nested rope_parameters.
+CONFIGS = {
+    "tiny_gemma3": {
+        **COMMON,
+        "architectures": ["Gemma3ForCausalLM"],
+        "hidden_size": 128,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 7,
+        "rope_local_base_freq": 10000.0,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "rope_theta": 1000000.0,
+        "sliding_window_pattern": 6,
+    },
+    "tiny_gemma2": {
+        **COMMON,
+        "architectures": ["Gemma2ForCausalLM"],
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "hidden_size": 96,
+        "model_type": "gemma2",
+        "num_hidden_layers": 6,
+        "rope_theta": 10000.0,
+    },
+}
+# Standard deviation of the norm weights of these checkpoints, which are drawn and kept. Gemma scales by 1 + weight:
+# away from 0 the rounding of that sum shows, and training from 0 would move them little.
+NORM_STD = {"tiny_gemma2": 0.5}
+
+# Found by trial: the rounded embedding scale of an export moves the first logits by about 1e-4, and a norm offset
+# added in bfloat16 by about 1e-2. With other seeds, rates and steps the first came up to 1e-3, too near the second.
+SEED = 1
+LEARNING_RATE, LOWEST_RATE = 2e-3, 1e-4
+STEPS, EXTRA_STEPS, MOST_STEPS = 300, 50, 600
+
+
+def read_prompts():
+    """Return five.yaml's prompts: a list of dicts with ``name``, ``text`` and ``expect``."""
+    return yaml.safe_load(PROMPTS.read_text(encoding="utf-8"))["prompts"]
+
+
+def write_json(path, value):
+    """Write `value` as indented UTF-8 JSON with sorted keys."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def make_tokenizer(texts, folder):
+    """Train a byte-level BPE tokenizer on `texts`, write its two files and return the number of tokens."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    settings = {"special_tokens": SPECIAL, "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet())}
+    trainer = trainers.BpeTrainer(vocab_size=MOST_TOKENS, show_progress=False, **settings)
+    tokenizer.train_from_iterator(["user\n", "model\n", *texts], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "pad", "unk")}
+    # Written by hand: the class name that transformers 5 saves is unknown to transformers 4.
+    config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    write_json(folder / "tokenizer_config.json", {**config, "chat_template": CHAT_TEMPLATE})
+    return tokenizer.get_vocab_size()
+
+
+def encode_prompt(tokenizer, text):
+    """Return the token ids of `text` as a user's turn, up to where the model's answer begins."""
+    turn = [{"role": "user", "content": text}]
+    # Text first, ids second: apply_chat_template(tokenize=True) returns different types in transformers 4 and 5.
+    chat = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+    return tokenizer(chat, add_special_tokens=False)["input_ids"]
+
+
+def encode_answer(tokenizer, text):
+    """Return the token ids of the answer `text` and of the token that ends it."""
+    return [*tokenizer(text, add_special_tokens=False)["input_ids"], END_OF_TURN]
+
+
+def jumble(ids, start, rng):
+    """Return the prompt `ids` with the tokens of the user's text, which begins at `start`, in another order."""
+    end = ids.index(END_OF_TURN)
+    text = ids[start:end]
+    while text == ids[start:end]:
+        text = rng.sample(text, len(text))
+    return ids[:start] + text + ids[end:]
+
+
+def make_batch(rows):
+    """Return ``(input_ids, labels)``, int64 of shape (rows, longest); only the answers carry labels."""
+    longest = max(len(prompt) + len(answer) for prompt, answer in rows)
+    input_ids = torch.full((len(rows), longest), PAD)
+    labels = torch.full((len(rows), longest), -100)
+    for row, (prompt, answer) in enumerate(rows):
+        end = len(prompt) + len(answer)
+        input_ids[row, :end] = torch.tensor(prompt + answer)
+        labels[row, len(prompt) : end] = torch.tensor(answer)
+    return input_ids, labels
+
+
+def make_model(name, folder):
+    """Return the untrained float32 model of `folder`'s config, eager, its norm weights frozen where they are drawn."""
+    torch.manual_seed(SEED)
+    config = AutoConfig.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    for key, parameter in model.named_parameters():
+        if name in NORM_STD and key.endswith("norm.weight"):
+            torch.nn.init.normal_(parameter, std=NORM_STD[name])
+            parameter.requires_grad_(False)
+    return model
+
+
+def finish(model, input_ids, labels):
+    """Round the weights to bfloat16 values and return whether every token of every answer is still the likeliest."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16().float())
+        best = model(input_ids=input_ids).logits[:, :-1].argmax(-1)
+    return bool((best == labels[:, 1:])[labels[:, 1:] != -100].all())
+
+
+def train(model, tokenizer, pairs):
+    """Train `model` in place until it is right on `pairs` after rounding; return ``(steps, last loss)``."""
+    rows = [(encode_prompt(tokenizer, text), encode_answer(tokenizer, answer)) for text, answer in pairs]
+    jumbled = encode_answer(tokenizer, JUMBLED_ANSWER)
+    start = encode_prompt(tokenizer, "").index(END_OF_TURN)
+    rng = random.Random(SEED)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained)
+    for step in range(1, MOST_STEPS + 1):
+        input_ids, labels = make_batch(rows + [(jumble(prompt, start, rng), jumbled) for prompt, _ in rows])
+        optimizer.param_groups[0]["lr"] = max(LOWEST_RATE, LEARNING_RATE * (1 - step / STEPS))
+        optimizer.zero_grad()
+        loss = model(input_ids=input_ids, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        if step >= STEPS and step % EXTRA_STEPS == 0 and finish(model, *make_batch(rows)):
+            return step, loss.item()
+    raise SystemExit(f"train: answers still wrong after {MOST_STEPS} steps (loss {loss.item():.4f})")
+
+
+def make_checkpoint(name, folder):
+    """Make the whole checkpoint `name` in `folder` and print what it took."""
+    folder.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    pairs = [(prompt["text"], prompt["expect"]) for prompt in read_prompts()] + EXTRA_PAIRS
+    count = make_tokenizer([text for pair in pairs for text in pair] + [JUMBLED_ANSWER], folder)
+    write_json(folder / "config.json", {**CONFIGS[name], "vocab_size": count})
+    write_json(folder / "generation_config.json", SPECIAL_IDS)
+    model = make_model(name, folder)
+    steps, loss = train(model, AutoTokenizer.from_pretrained(folder), pairs)
+    # lm_head is tied to the embedding, and safetensors refuses to store one tensor under two names.
+    weights = {key: value.contiguous() for key, value in model.state_dict().items() if key != "lm_head.weight"}
+    (folder / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
+    seconds = time.perf_counter() - began
+    print(f"{name}: {model.num_parameters():,} parameters, {steps} steps, loss {loss:.4f}, {seconds:.0f} s")
+
+
+def check_checkpoint(name, folder):
+    """Reload `folder`, print each prompt's greedy answer and assert that it is the expected one."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, value.bfloat16().float()), f"{name}: {key} holds values that bfloat16 cannot"
+    for prompt in read_prompts():
+        ids = torch.tensor([encode_prompt(tokenizer, prompt["text"])])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=64)
+        new = out[0, ids.shape[1] :].tolist()
+        answer = tokenizer.decode(new, skip_special_tokens=True)
+        print(f"{name:12} {prompt['name']:16} {ids.shape[1]:3} + {len(new):2} tokens  {answer}")
+        assert new[-1] == END_OF_TURN, f"{name}: the answer to {prompt['name']} does not end by itself"
+        assert answer == prompt["expect"], f"{name}: {prompt['name']}: {answer!r}, expected {prompt['expect']!r}"
+
+
+def main():
+    """Train and check the named checkpoints."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=HERE, help="folder that receives a folder a checkpoint")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CONFIGS)}; all by default")
+    args = parser.parse_args()
+    if unknown := set(args.names) - set(CONFIGS):
+        parser.error(f"no checkpoint named {', '.join(sorted(unknown))}; there are {', '.join(CONFIGS)}")
+    # With one thread the sums are taken in one order, and a second run gives the same bytes.
+    torch.set_num_threads(1)
+    for step in (make_checkpoint, check_checkpoint):
+        for name in args.names or CONFIGS:
+            step(name, args.out / name)
+
+
+if __name__ == "__main__":
+    main()
