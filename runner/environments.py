@@ -63,12 +63,12 @@ def wheel_source() -> list[str]:
 
 
 def what_uv_said(text: str) -> str:
-    """uv's error in a line: what failed and the innermost cause, without the progress before it."""
+    """uv's error in a line, without the progress before it and the hints after it."""
     lines = [line.strip(" \t×╰─▶│├") for line in text.strip().splitlines() if line.strip()]
     start = next((n for n, line in enumerate(lines) if line.startswith("error")), 0)
-    told = [line for line in lines[start:] if not line.startswith("hint:")] or lines
-    told = [line.removeprefix("error: ").removeprefix("cause: ") for line in told]
-    return "; ".join(dict.fromkeys([told[0], told[-1]]))[:1500] if told else "uv failed and said nothing"
+    end = next((n for n, line in enumerate(lines) if n > start and line.startswith("hint:")), None)
+    said = " ".join(lines[start:end]).removeprefix("error: ") or "uv failed and said nothing"
+    return said if len(said) <= 600 else f"{said[:200]} … {said[-400:]}"
 
 
 async def uv_run(*arguments: str) -> str:
