@@ -84,12 +84,11 @@ def typed(plain: Mapping[str, Any]) -> schema.Factors:
 
 def labels(config: schema.Factors, choices: Mapping[str, str]) -> dict[str, str]:
     """The factor values as rows and tables show them."""
-    values = {name: getattr(config, name) for name in FACTORS}
-    named = {name: str(getattr(value, "name", value)) for name, value in values.items() if name != "patch"}
+    found = {name: str(getattr(config, name)) for name in FACTORS}
+    found |= {name: getattr(config, name).name for name in ("model", "builder", "backend", "runtime", "reference")}
     # A patch list on the command line has no name of its own.
-    chosen = str(choices.get("patch", "")).strip("[] ")
-    changes = "+".join(part.strip() for part in chosen.split(",")) or "+".join(config.patch.changes)
-    return {name: named.get(name, changes or "none") for name in FACTORS}
+    changes = [part.strip() for part in str(choices.get("patch", "")).strip("[]").split(",")]
+    return found | {"prompts": str(choices.get("prompts", "")), "patch": "+".join(changes)}
 
 
 def check(config: schema.Factors) -> None:
@@ -103,15 +102,14 @@ def check(config: schema.Factors) -> None:
         if getattr(config, name) < 1:
             raise ConfigFailed(f"{name}: {getattr(config, name)} is not allowed", hint="allowed: 1 or more")
     prompts = config.prompts.prompts
-    where = f"prompts={config.prompts.name}"
     if not prompts:
-        raise ConfigFailed(f"{where}: the set has no prompts")
+        raise ConfigFailed("prompts: the set has no prompts")
     twice = [name for name, count in Counter(p.name for p in prompts).items() if count > 1]
     if twice:
-        raise ConfigFailed(f"{where}: the name {twice[0]!r} stands twice", hint="each prompt needs a name of its own")
+        raise ConfigFailed(f"prompts: the name {twice[0]!r} stands twice", hint="each prompt needs a name of its own")
     empty = [p.name for p in prompts if not p.text]
     if empty:
-        raise ConfigFailed(f"{where}: the prompt {empty[0]!r} has no text")
+        raise ConfigFailed(f"prompts: the prompt {empty[0]!r} has no text")
 
 
 def one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -126,7 +126,7 @@ def cell_of(base: Composed | ConfigFailed, parts: Mapping[str, Part]) -> Cell:
             plain[axis] = choices[axis] = raw.get(axis, " ".join(part.overrides))
         else:
             plain[axis] = part.composed.plain[axis]
-            choices[axis] = part.composed.choices.get(axis, plain[axis])
+            choices[axis] = part.composed.choices.get(axis, "")
     if failure:
         factors = {name: str(choices.get(name, plain.get(name, ""))) for name in FACTORS}
         return Cell(factors, failure=failure)
@@ -148,10 +148,11 @@ def compose_one(loader, master: DictConfig, overrides: list[str]) -> Composed | 
 
 def plain_of(config: DictConfig) -> Composed:
     """A composed config without Hydra's node, as plain dicts, interpolations unresolved."""
-    choices = OmegaConf.to_container(config.hydra.runtime.choices)
     plain = OmegaConf.to_container(OmegaConf.masked_copy(config, sorted(KEYS)))
-    assert isinstance(choices, dict) and isinstance(plain, dict)
-    return Composed(plain, {str(key): str(value) for key, value in choices.items()})
+    # Hydra names no choice for a list (patch=[a,b]), so what was asked comes first.
+    asked = dict(item.split("=", 1) for item in config.hydra.overrides.task if "=" in item)
+    choices = {str(key): str(value) for key, value in config.hydra.runtime.choices.items()}
+    return Composed(plain, {**asked, **choices})
 
 
 def reason(error: BaseException) -> str:

@@ -143,7 +143,6 @@ class Prompt:
 class Prompts:
     """A prompt set; template "chat" applies the checkpoint's chat template, "none" does not."""
 
-    name: str = MISSING
     template: str = "chat"
     prompts: List[Prompt] = MISSING
 

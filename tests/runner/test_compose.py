@@ -115,9 +115,17 @@ def test_nested_keys_of_one_group_vary_together(loader):
     assert [c.factors["model"] for c in found] == ["a", "b", "tiny_gemma2", "tiny_gemma2"]
 
 
+def test_a_patch_list_is_named_by_its_members(loader):
+    swept = sweep_of(loader, "patch=none,rope_fix,[rope_fix,embed_scale_exact]", "dtype=fp32,bf16")
+    assert [c.factors["patch"] for c in swept[::2]] == ["none", "rope_fix", "rope_fix+embed_scale_exact"]
+    (fixed,) = sweep_of(loader, "patch=[rope_fix,embed_scale_exact]")
+    assert fixed.factors["patch"] == "rope_fix+embed_scale_exact"
+    assert list(fixed.config.patch.changes)[-1] == "embed_scale_exact" and len(fixed.config.patch.changes) == 4
+
+
 def test_a_duplicate_prompt_name_is_found(loader):
     (cell,) = sweep_of(loader, "prompts.prompts=[{name: a, text: x}, {name: a, text: y}]")
-    assert "'a' stands twice" in cell.failure.message and "prompts=five" in cell.failure.message
+    assert "'a' stands twice" in cell.failure.message and cell.factors["prompts"] == "five"
 
 
 def test_an_endless_sweep_is_refused(loader):

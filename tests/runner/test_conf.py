@@ -13,6 +13,7 @@ from hydra.core.plugins import Plugins
 from packaging.requirements import Requirement
 
 from runner import cells, environments, paths, schema
+from runner.compose import plain_of
 
 # Groups whose files are composed through others, never chosen by themselves.
 INNER = {"environment"}
@@ -41,8 +42,8 @@ def overrides_of(path: Path) -> list[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(paths.CONF).as_posix())
 def test_every_file_composes_to_a_valid_cell(path):
     config = compose("config", overrides_of(path), return_hydra_config=True)
-    plain = {name: config[name] for name in cells.FACTORS}
-    cell = cells.from_plain(plain, dict(config.hydra.runtime.choices))
+    composed = plain_of(config)
+    cell = cells.from_plain(composed.plain, composed.choices)
     assert cell.failure is None
     assert set(cell.factors) == set(cells.FACTORS)
     assert all(cell.factors.values())
@@ -100,5 +101,6 @@ def test_patch_sets_hold_the_changes_that_files_define():
 def test_a_list_of_patches_is_a_set_in_that_order():
     config = compose("config", ["patch=[embed_scale_exact,norm_offset_fp32]"], return_hydra_config=True)
     assert list(config.patch.changes) == ["embed_scale_exact", "norm_offset_fp32"]
-    cell = cells.from_plain({n: config[n] for n in cells.FACTORS}, dict(config.hydra.runtime.choices))
+    composed = plain_of(config)
+    cell = cells.from_plain(composed.plain, composed.choices)
     assert cell.factors["patch"] == "embed_scale_exact+norm_offset_fp32"

@@ -1,0 +1,117 @@
+"""What the documents say is so: links lead somewhere, commands run, the table is the real one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+
+import pytest
+from conftest import ENVIRONMENTS
+
+from runner import failures, paths
+
+DOCUMENTS = sorted([*paths.PROJECT.glob("*.md"), *paths.PROJECT.glob("docs/*.md")])
+README = (paths.PROJECT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str = "") -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    return [text for name, text in found if name == language]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
+        assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_every_status_is_documented():
+    text = (paths.PROJECT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    for status in failures.STATUSES:
+        assert f"`{status}`" in text
+
+
+def test_every_shipped_patch_is_documented():
+    text = (paths.PROJECT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    names = {path.stem for path in (paths.CONF / "patch").glob("*.yaml")} - {"none"}
+    assert names == set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+
+
+def test_no_file_names_a_registry_or_a_place_on_some_machine():
+    files = subprocess.run(["git", "ls-files"], cwd=paths.PROJECT, capture_output=True, text=True, check=True)
+    words = re.compile("pypi[.]org|pythonhosted|/work/main|/root/")
+    for name in files.stdout.split():
+        if not name.endswith((".safetensors", ".json")):
+            assert not words.search((paths.PROJECT / name).read_text(encoding="utf-8")), name
+
+
+def commands() -> list[str]:
+    found = [line.split("  #")[0].strip() for block in blocks() for line in block.splitlines()]
+    return [line for line in found if line.startswith("python -m")]
+
+
+def shape(table: str) -> list[list[str]]:
+    """A table's cells with the digits of its measured numbers masked."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    return [row[:3] + [re.sub(r"[\d.]+(e-\d+)?", "#", cell) for cell in row[3:]] for row in rows if "--" not in row[0]]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, shared_lab):
+    """A user's folder: a model, and a config folder with the README's patch and a prompts file."""
+    root = tmp_path_factory.mktemp("user")
+    shutil.copytree(paths.PROJECT / "checkpoints" / "tiny_gemma3", root / "my_model")
+    (patch,) = blocks("yaml")
+    (root / "my_conf" / "patch").mkdir(parents=True)
+    (root / "my_conf" / "patch" / "my_fix.yaml").write_text(patch, encoding="utf-8")
+    (root / "my_conf" / "prompts").mkdir()
+    shutil.copyfile(paths.CONF / "prompts" / "five.yaml", root / "my_conf" / "prompts" / "mine.yaml")
+    shared_lab.run("builder=0.14.1,0.18.0", "patch=none,rope_fix")  # what the other commands look at
+    return root
+
+
+def test_there_are_commands_to_run():
+    assert len(commands()) >= 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", commands())
+def test_a_command_of_the_readme_runs(command, place, shared_lab):
+    words = shlex.split(command.replace("/path/to/my_model", str(place / "my_model")))
+    if words[2] == "runner" and "--cfg" not in words:
+        words.append(f"store.environments={ENVIRONMENTS}")
+    done = subprocess.run(
+        shared_lab.command(*words[2:]), cwd=place, env=shared_lab.variables() | {"PYTHONPATH": str(paths.PROJECT)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    expected = 1 if "builder=0.14.1,0.18.0" in words else 0  # 0.18.0 without the patch does not export
+    assert done.returncode == expected, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    if "builder=0.14.1,0.18.0" in words and "model=path" not in words:
+        table = "\n".join(line for line in done.stdout.splitlines() if line.startswith("|"))
+        (shown,) = [block for block in re.findall(r"(?:^\|.*\n)+", README, re.MULTILINE) if "rope_fix" in block]
+        assert shape(table) == shape(shown)
+    if "my_fix" in command:
+        lines = [line for line in done.stdout.splitlines() if line.startswith("|")][2:]
+        assert len(lines) == 4 and "e-06" in lines[3] and "e-06" not in "".join(lines[:3])
+
+
+@pytest.mark.slow
+def test_ones_own_prompts(place, shared_lab):
+    done = subprocess.run(
+        shared_lab.command(
+            "runner", "-m", "--config-dir", "my_conf", "prompts=mine", "builder=0.14.1", "patch=rope_fix",
+            f"store.environments={ENVIRONMENTS}",
+        ),
+        cwd=place, env=shared_lab.variables() | {"PYTHONPATH": str(paths.PROJECT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and "prompts mine" in done.stdout, done.stderr
+
+
+def test_the_make_file_runs_the_main_job():
+    text = (paths.PROJECT / "Makefile").read_text(encoding="utf-8")
+    assert "ARGS ?= builder=0.14.1,0.18.0 patch=none,rope_fix" in text
+    assert os.access(paths.PROJECT / ".ci" / "run", os.X_OK)
