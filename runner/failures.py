@@ -8,6 +8,7 @@ would only repeat, so that they count as finished.
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from db.models import error_line
@@ -34,6 +35,7 @@ class Failure(Exception):
 
     status = "run_failed"
     stage = "cell"
+    outcomes: Sequence[dict] = ()  # of a patch's changes, where one of them is what failed
 
     def __init__(
         self,
@@ -117,6 +119,16 @@ class Killed(Failure):
 
 class Skipped(Failure):
     status = "skipped"
+
+
+class Fault(Failure):
+    """A fault of this program, met while it worked on a cell; the others go on."""
+
+    status, stage = "run_failed", "paritylab"
+
+    @property
+    def final(self) -> bool:
+        return False
 
 
 class StoreFailed(Failure):

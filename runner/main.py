@@ -38,6 +38,9 @@ def act(loader: ConfigLoader, config: DictConfig, overrides: list[str]) -> int:
         complain("this is a fault of paritylab itself", "what was finished before it is stored")
         return FAULT
     show(rows[0].sweep, settings)
+    if any(row.ending.fault for row in rows):
+        complain("a fault of paritylab itself", "python -m db show CELL has its traceback")
+        return FAULT
     return exit_code([row.status for row in rows], settings.allow_failed)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from runner import backends, cells, checkpoints, environments, hashing, overlays, schema, sources
@@ -38,7 +39,7 @@ class Stage:
     needs: tuple[str, ...]
     arguments: Callable[[dict[str, Path], dict[str, dict]], dict]
 
-    @property
+    @cached_property
     def key(self) -> str:
         return hashing.of_value(self.name, VERSIONS[self.name], self.inputs)
 

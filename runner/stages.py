@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from runner import environments
@@ -33,6 +33,10 @@ class StageRun:
     found: bool
     seconds: float | None = None
     peak_memory_bytes: int | None = None
+
+    def row(self) -> dict:
+        """As the columns of its table."""
+        return {("stage" if key == "name" else key): value for key, value in asdict(self).items()}
 
 
 @dataclass

@@ -11,24 +11,39 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypeVar
 
 from sqlalchemy import Engine
 
 from db import engine as database
 from db import record
-from runner import environments, hashing, machine, paths, schema
-from runner.cells import FACTORS, Cell, plain
+from runner import paths, recording, schema
+from runner.cells import FACTORS, Cell
 from runner.checkpoints import Inspector
-from runner.failures import Failure, Skipped, StoreFailed
-from runner.plan import MEASUREMENT_VERSION, Plan, Planner
+from runner.failures import Evidence, Failure, Fault, Skipped, StoreFailed
+from runner.plan import Plan, Planner
 from runner.progress import SweepProgress
 from runner.stages import StageRun, Stages
 from runner.store import Store
 from runner.workers import Workers
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a computation ended: its result's id, status, and the failure's line and hint."""
+
+    result: int
+    status: str
+    error: str = ""
+    hint: str = ""
+    fault: bool = False  # of this program itself
 
 
 @dataclass(frozen=True)
@@ -38,15 +53,16 @@ class Row:
     sweep: int
     cell: int
     factors: dict[str, str]
-    status: str
     found: bool
-    result: int
-    error: str = ""
-    hint: str = ""
+    ending: Ending
+
+    @property
+    def status(self) -> str:
+        return self.ending.status
 
 
 class Interrupted(Exception):
-    """The sweep was interrupted; `rows` are those of the cells that were done, `sweep` its id."""
+    """The sweep was interrupted; `rows` are its rows, those of skipped cells included."""
 
     def __init__(self, sweep: int, rows: list[Row]):
         super().__init__(f"sweep {sweep} was interrupted")
@@ -86,7 +102,7 @@ class SweepJob:
     def __init__(self, engine: Engine, settings: schema.Settings, sweep_id: int, cells: list[tuple[int, Cell]]):
         self.engine, self.settings, self.sweep_id, self.cells = engine, settings, sweep_id, cells
         self.rows: dict[int, Row] = {}
-        self.results: dict[str, asyncio.Future[tuple[int, str, str, str]]] = {}
+        self.endings: dict[str, asyncio.Future[Ending]] = {}  # by result hash
         root = settings.store.root or os.environ.get("PARITYLAB_STORE")
         self.store = Store(Path(root).expanduser().resolve() if root else paths.state_root() / "store")
         named = settings.store.environments
@@ -114,89 +130,76 @@ class SweepJob:
         self.progress.preparing("planning")
         for cell_id, cell in self.cells:
             started = time.monotonic()
-            try:
-                plan = await self.planner.plan(cell)
-            except (Failure, OSError) as error:
-                self.fail(cell_id, cell, as_failure(error), None, [], time.monotonic() - started)
-                continue
-            found = self.look_up(plan)
-            if found:
-                record.attach(self.engine, cell_id, found[0], True, patch_outcome(cell, plan.overlay.outcomes))
-                self.done(cell_id, cell, *found, found=True)
+            plan = await outcome_of(self.planner.plan(cell))
+            if isinstance(plan, Failure):
+                self.fail(cell_id, cell, plan, None, [], time.monotonic() - started)
+            elif found := self.look_up(plan):
+                self.attach(cell_id, cell, plan, found, found=True)
             else:
                 waiting.append((cell_id, cell, plan))
         return waiting
 
-    def look_up(self, plan: Plan) -> tuple[int, str, str, str] | None:
+    def look_up(self, plan: Plan) -> Ending | None:
         """The finished result of an equal cell, unless it is to be run again."""
         if self.settings.rerun == "all":
             return None
         found = record.find_result(self.engine, plan.result_hash)
-        if found and self.settings.rerun == "failed" and found.status != "ok":
+        if found is None or (self.settings.rerun == "failed" and found.status != "ok"):
             return None
-        return (found.id, found.status, found.error_line or "", found.hint or "") if found else None
+        return Ending(found.id, found.status, found.error_line or "", found.hint or "")
 
     async def run_cell(self, item: tuple[int, Cell, Plan]) -> None:
         """Run a cell, or wait for an equal one that runs already and share its result."""
         cell_id, cell, plan = item
-        if plan.result_hash in self.results:
-            shared = await self.results[plan.result_hash]
-            record.attach(self.engine, cell_id, shared[0], False, patch_outcome(cell, plan.overlay.outcomes))
-            self.done(cell_id, cell, *shared, found=False)
+        if plan.result_hash in self.endings:
+            self.attach(cell_id, cell, plan, await self.endings[plan.result_hash], found=False)
             return
-        future = self.results[plan.result_hash] = asyncio.get_running_loop().create_future()
+        future = self.endings[plan.result_hash] = asyncio.get_running_loop().create_future()
         started = time.monotonic()
-        runs: dict[str, StageRun] = {}
-        try:
-            artifact = await self.stages.run(cell.name(), plan, runs)
-        except (Failure, OSError) as error:
-            costs = stage_list(plan, runs)
-            outcome = self.fail(cell_id, cell, as_failure(error), plan, costs, time.monotonic() - started)
+        costs: dict[str, StageRun] = {}
+        comparison = await outcome_of(self.compared(cell, plan, costs))
+        runs = [costs[name] for name in plan.stages if name in costs]
+        seconds = time.monotonic() - started
+        if isinstance(comparison, Failure):
+            ending = self.fail(cell_id, cell, comparison, plan, runs, seconds)
         else:
-            comparison = json.loads((artifact.path / "comparison.json").read_text(encoding="utf-8"))
-            outcome = self.succeed(cell_id, cell, plan, comparison, stage_list(plan, runs), time.monotonic() - started)
-        future.set_result(outcome)
+            ending = self.succeed(cell_id, cell, plan, comparison, runs, seconds)
+        future.set_result(ending)
 
-    def succeed(self, cell_id, cell, plan, comparison, runs, seconds) -> tuple[int, str, str, str]:
-        values = base_values("ok", True, plan, seconds) | {
-            "measurement_version": comparison["measurement"],
-            "reference_dtype": self.meta(plan, "reference").get("loaded_dtype"),
-            "candidate_dtype": self.meta(plan, "export").get("loaded_dtype"),
-            "peak_memory_bytes": peak(runs),
-        }
-        new = new_result(values, plan, runs, comparison["prompts"])
-        patch = patch_outcome(cell, plan.overlay.outcomes)
-        result_id = record.record_result(self.engine, cell_id, new, patch)
-        return self.done(cell_id, cell, result_id, "ok", "", "", found=False)
+    async def compared(self, cell: Cell, plan: Plan, costs: dict[str, StageRun]) -> dict:
+        """The cell's comparison, with the dtypes that each side loaded. Errors: `Failure`."""
+        artifact = await self.stages.run(cell.name(), plan, costs)
+        comparison = json.loads((artifact.path / "comparison.json").read_text(encoding="utf-8"))
+        made_by = {"reference": "reference", "candidate": "export"}
+        return comparison | {"dtypes": {side: self.loaded_dtype(plan, stage) for side, stage in made_by.items()}}
 
-    def fail(self, cell_id, cell, failure: Failure, plan, runs, seconds) -> tuple[int, str, str, str]:
-        evidence = failure.evidence
-        values = base_values(failure.status, failure.final, plan, seconds) | {
-            "measurement_version": MEASUREMENT_VERSION,
-            "failed_stage": failure.stage,
-            "error_type": failure.error_type or None,
-            "error": failure.message,
-            "hint": failure.hint or None,
-            "exit_code": evidence.exit_code,
-            "signal": evidence.signal,
-            "stderr_tail": evidence.stderr_tail or None,
-            "peak_memory_bytes": evidence.peak_memory_bytes or peak(runs),
-        }
-        outcomes = plan.overlay.outcomes if plan else getattr(failure, "outcomes", ())
-        new = new_result(values, plan, runs)
-        result_id = record.record_result(self.engine, cell_id, new, patch_outcome(cell, outcomes))
-        return self.done(cell_id, cell, result_id, failure.status, failure.line(), failure.hint, found=False)
-
-    def done(
-        self, cell_id: int, cell: Cell, result: int, status: str, error: str, hint: str, found: bool
-    ) -> tuple[int, str, str, str]:
-        self.rows[cell_id] = Row(self.sweep_id, cell_id, dict(cell.factors), status, found, result, error, hint)
-        self.progress.cell(cell.name(), status, found, error)
-        return result, status, error, hint
-
-    def meta(self, plan: Plan, stage: str) -> dict:
+    def loaded_dtype(self, plan: Plan, stage: str) -> str | None:
         artifact = self.store.find(stage, plan.stages[stage].key)
-        return artifact.meta if artifact else {}
+        return artifact.meta.get("loaded_dtype") if artifact else None
+
+    def succeed(self, cell_id: int, cell: Cell, plan: Plan, comparison: dict, runs, seconds: float) -> Ending:
+        new = recording.success(plan, comparison, runs, comparison["dtypes"], seconds)
+        patch = recording.patch_outcome(cell, plan.overlay.outcomes)
+        ending = Ending(record.record_result(self.engine, cell_id, new, patch), "ok")
+        return self.done(cell_id, cell, ending, found=False)
+
+    def fail(self, cell_id: int, cell: Cell, failure: Failure, plan: Plan | None, runs, seconds: float) -> Ending:
+        new = recording.failure(failure, plan, runs, seconds)
+        patch = recording.patch_outcome(cell, plan.overlay.outcomes if plan else failure.outcomes)
+        result = record.record_result(self.engine, cell_id, new, patch)
+        fault = isinstance(failure, Fault)
+        ending = Ending(result, failure.status, failure.line(), failure.hint, fault)
+        return self.done(cell_id, cell, ending, found=False)
+
+    def attach(self, cell_id: int, cell: Cell, plan: Plan, ending: Ending, found: bool) -> None:
+        patch = recording.patch_outcome(cell, plan.overlay.outcomes)
+        record.attach(self.engine, cell_id, ending.result, found, patch)
+        self.done(cell_id, cell, ending, found)
+
+    def done(self, cell_id: int, cell: Cell, ending: Ending, found: bool) -> Ending:
+        self.rows[cell_id] = Row(self.sweep_id, cell_id, dict(cell.factors), found, ending)
+        self.progress.cell(cell.name(), ending.status, found, ending.error)
+        return ending
 
     def skip_rest(self, why: str) -> None:
         """A row for every cell that has none."""
@@ -207,6 +210,19 @@ class SweepJob:
 
     def in_order(self) -> list[Row]:
         return [self.rows[cell_id] for cell_id, _ in self.cells if cell_id in self.rows]
+
+
+async def outcome_of(work: Awaitable[T]) -> T | Failure:
+    """What `work` gives, or the failure that it raises, this program's own faults included."""
+    try:
+        return await work
+    except Failure as failure:
+        return failure
+    except OSError as error:
+        return StoreFailed(error)
+    except Exception as error:
+        evidence = Evidence(stderr_tail=traceback.format_exc())
+        return Fault(str(error), error_type=type(error).__name__, evidence=evidence)
 
 
 async def in_parallel(items: list, work, at_a_time: int) -> None:
@@ -220,69 +236,6 @@ async def in_parallel(items: list, work, at_a_time: int) -> None:
     async with asyncio.TaskGroup() as group:
         for _ in range(min(at_a_time, len(items))):
             group.create_task(worker())
-
-
-def as_failure(error: Failure | OSError) -> Failure:
-    return StoreFailed(error) if isinstance(error, OSError) else error
-
-
-def base_values(status: str, final: bool, plan: Plan | None, seconds: float) -> dict:
-    """The columns that every result has."""
-    values = {"status": status, "final": final, "seconds": seconds}
-    if plan is None:
-        return values
-    return values | {
-        "hash": plan.result_hash,
-        "checkpoint_hash": plan.checkpoint.hash,
-        "checkpoint_dtype": ",".join(sorted(plan.checkpoint.dtypes)),
-        "prompts_key": plan.stages["prompts"].key,
-        "overlay_tree": plan.overlay.tree,
-    }
-
-
-def new_result(values: dict, plan: Plan | None, runs: Sequence[StageRun], prompts=()) -> record.NewResult:
-    """A result with what its plan knows: environments and stages."""
-    platform = environments.platform_tag()
-    return record.NewResult(
-        values=values,
-        environments={
-            role: {"hash": resolution.hash, "platform": platform, "packages": resolution.packages}
-            for role, resolution in (plan.resolutions if plan else {}).items()
-        },
-        machine=machine.describe(),
-        stages=[
-            {
-                "stage": run.name,
-                "key": run.key,
-                "found": run.found,
-                "seconds": run.seconds,
-                "peak_memory_bytes": run.peak_memory_bytes,
-            }
-            for run in runs
-        ],
-        prompts=prompts,
-    )
-
-
-def patch_outcome(cell: Cell, outcomes: Sequence[dict]) -> record.PatchOutcome:
-    """What became of a cell's patch set, in a word: the strongest of its changes' outcomes."""
-    if cell.config is None:
-        return record.PatchOutcome()
-    statuses = {outcome["status"] for outcome in outcomes}
-    order = ("failed", "applied", "present", "not_applicable")
-    return record.PatchOutcome(
-        hash=hashing.of_value(plain(cell.config.patch)),
-        word=next((status for status in order if status in statuses), "none"),
-        changes=[{key: outcome[key] for key in ("change", "status", "detail")} for outcome in outcomes],
-    )
-
-
-def stage_list(plan: Plan, runs: dict[str, StageRun]) -> list[StageRun]:
-    return [runs[name] for name in plan.stages if name in runs]
-
-
-def peak(runs: Sequence[StageRun]) -> int | None:
-    return max((r.peak_memory_bytes for r in runs if r.peak_memory_bytes), default=None)
 
 
 def most_threads(cells: Sequence[tuple[int, Cell]]) -> int:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import ENVIRONMENTS
+from lab import ENVIRONMENTS
 
 from runner import failures, paths
 

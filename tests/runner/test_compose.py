@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 
 import pytest
@@ -11,6 +10,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.types import RunMode
+from hydra_plugins.paritylab import ParitylabSweeper
 
 from runner import cells, compose, paths, schema
 from runner.failures import ConfigFailed
@@ -18,9 +18,6 @@ from runner.failures import ConfigFailed
 
 @pytest.fixture(scope="module")
 def loader():
-    sys.path.insert(0, str(paths.PROJECT / "runner" / "plugins"))
-    from hydra_plugins.paritylab import ParitylabSweeper
-
     Plugins.instance().register(ParitylabSweeper)
     ConfigStore.instance().store(name="schema", node=schema.Config, provider="paritylab")
     with initialize_config_dir(str(paths.CONF), version_base="1.3"):

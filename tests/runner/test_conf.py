@@ -10,6 +10,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
+from hydra_plugins.paritylab import ParitylabSweeper
 from packaging.requirements import Requirement
 
 from runner import cells, environments, paths, schema
@@ -22,11 +23,6 @@ FILES = sorted(path for path in paths.CONF.rglob("*.yaml") if path.name != "conf
 
 @pytest.fixture(scope="module", autouse=True)
 def hydra_here():
-    import sys
-
-    sys.path.insert(0, str(paths.PROJECT / "runner" / "plugins"))
-    from hydra_plugins.paritylab import ParitylabSweeper
-
     Plugins.instance().register(ParitylabSweeper)
     ConfigStore.instance().store(name="schema", node=schema.Config, provider="paritylab")
     with initialize_config_dir(str(paths.CONF), version_base="1.3"):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import ENVIRONMENTS, Lab
+from lab import ENVIRONMENTS, Lab
 from safetensors.numpy import load_file, save_file
 
 from runner import paths

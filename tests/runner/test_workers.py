@@ -16,12 +16,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-
-from runner import paths
-from runner.workers import Task, TaskFailed, Workers, clean_environment
-
-sys.path.insert(0, str(paths.WORKER))
 from continuation import save
+
+from runner.workers import Task, TaskFailed, Workers, clean_environment
 
 PYTHON = Path(sys.executable)
 

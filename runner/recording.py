@@ -1,0 +1,88 @@
+"""From a cell's plan and its outcome to what `db.record` stores. No decisions, only shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from db.record import NewResult, PatchOutcome
+from runner import environments, hashing, machine
+from runner.cells import Cell, plain
+from runner.failures import Failure
+from runner.plan import MEASUREMENT_VERSION, Plan
+from runner.stages import StageRun
+
+# A patch set's outcome in a word is the first of these that one of its changes has.
+STRONGEST_FIRST = ("failed", "applied", "present", "not_applicable")
+
+
+def success(plan: Plan, comparison: dict, runs: Sequence[StageRun], dtypes: dict, seconds: float) -> NewResult:
+    """A compared cell. dtypes: {"reference", "candidate"}: what each side really loaded."""
+    values = {
+        "status": "ok",
+        "final": True,
+        "measurement_version": comparison["measurement"],
+        "reference_dtype": dtypes["reference"],
+        "candidate_dtype": dtypes["candidate"],
+        "peak_memory_bytes": peak_memory(runs),
+    }
+    return new_result(values, plan, runs, seconds, comparison["prompts"])
+
+
+def failure(failed: Failure, plan: Plan | None, runs: Sequence[StageRun], seconds: float) -> NewResult:
+    """A failed cell; `plan` is None where it failed before it had one."""
+    evidence = failed.evidence
+    values = {
+        "status": failed.status,
+        "final": failed.final,
+        "measurement_version": MEASUREMENT_VERSION,
+        "failed_stage": failed.stage,
+        "error_type": failed.error_type or None,
+        "error": failed.message,
+        "hint": failed.hint or None,
+        "exit_code": evidence.exit_code,
+        "signal": evidence.signal,
+        "stderr_tail": evidence.stderr_tail or None,
+        "peak_memory_bytes": evidence.peak_memory_bytes or peak_memory(runs),
+    }
+    return new_result(values, plan, runs, seconds)
+
+
+def new_result(
+    values: dict, plan: Plan | None, runs: Sequence[StageRun], seconds: float, prompts: Sequence[dict] = ()
+) -> NewResult:
+    """`values` and what every result has: environments, machine, stages, hashes."""
+    if plan is not None:
+        values |= {
+            "hash": plan.result_hash,
+            "checkpoint_hash": plan.checkpoint.hash,
+            "checkpoint_dtype": ",".join(sorted(plan.checkpoint.dtypes)),
+            "prompts_key": plan.stages["prompts"].key,
+            "overlay_tree": plan.overlay.tree,
+        }
+    platform = environments.platform_tag()
+    return NewResult(
+        values=values | {"seconds": seconds},
+        environments={
+            role: {"hash": resolution.hash, "platform": platform, "packages": resolution.packages}
+            for role, resolution in (plan.resolutions if plan else {}).items()
+        },
+        machine=machine.describe(),
+        stages=[run.row() for run in runs],
+        prompts=prompts,
+    )
+
+
+def patch_outcome(cell: Cell, outcomes: Sequence[dict]) -> PatchOutcome:
+    """What became of a cell's patch set. outcomes: the changes', as `patches.Outcome` has them."""
+    if cell.config is None:
+        return PatchOutcome()
+    statuses = {outcome["status"] for outcome in outcomes}
+    return PatchOutcome(
+        hash=hashing.of_value(plain(cell.config.patch)),
+        word=next((status for status in STRONGEST_FIRST if status in statuses), "none"),
+        changes=[{key: outcome[key] for key in ("change", "status", "detail")} for outcome in outcomes],
+    )
+
+
+def peak_memory(runs: Sequence[StageRun]) -> int | None:
+    return max((run.peak_memory_bytes for run in runs if run.peak_memory_bytes), default=None)
