@@ -1,0 +1,1 @@
+"""What is timed, and the plain harness it is timed against."""
