@@ -26,7 +26,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from runner import schema
+from runner import releases, schema
 from runner.cells import FACTORS, Cell, from_plain
 from runner.failures import ConfigFailed
 
@@ -168,9 +168,14 @@ def reason(error: BaseException) -> str:
 
 
 def hint(error: BaseException) -> str:
-    """The options that Hydra lists for an unknown value."""
+    """The options that Hydra lists for an unknown value; of releases, the nearest."""
     _, found, rest = str(error).partition("Available options in ")
-    if not found:
+    listed = rest.split("Config search path:")[0].split() if found else []
+    if not listed:
         return "python -m runner --cfg job shows every key and its value"
-    listed = rest.split("Config search path:")[0].split()
-    return f"allowed in {listed[0].strip(chr(39) + ':')}: {', '.join(listed[1:])}" if listed else ""
+    group, options = listed[0].strip("':"), listed[1:]
+    asked = re.search(rf"Could not find '{group}/([^']+)'", str(error))
+    if group == "builder" and asked:
+        files = [option for option in options if option not in releases.versions()]
+        options = [*files, *releases.nearest(asked.group(1)), f"and {len(releases.versions())} releases in all"]
+    return f"allowed in {group}: {', '.join(options)}"

@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uv
@@ -24,13 +24,21 @@ from packaging.utils import canonicalize_name
 
 from runner import hashing
 from runner.failures import DISK_FULL_HINT, EnvFailed, says_disk_full
-from runner.schema import Environment
+from runner.schema import Env
 from runner.store import Store
 
 STAMP = "ready.json"
 UV_HINT = (
     "check the requirements and the network; UV_FIND_LINKS names a folder of wheels, UV_OFFLINE=1 uses uv's cache only"
 )
+# What an existing interpreter is asked: as `platform_tag` and `Resolution.packages` have it.
+FACTS = """
+import importlib.metadata, json, platform, sys, sysconfig
+found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
+tag = f"{sys.implementation.name}-{platform.python_version()}-{sys.platform}-{platform.machine()}"
+paths = list(dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib")))
+print(json.dumps({"packages": found, "platform": tag, "paths": paths}))
+"""
 GPU_PACKAGE = re.compile(r"^(nvidia-|cuda-|triton$|pytorch-triton)")
 GPU_VERSION = re.compile(r"\+(cu\d+|rocm|xpu)")
 
@@ -39,12 +47,15 @@ GPU_VERSION = re.compile(r"\+(cu\d+|rocm|xpu)")
 class Resolution:
     """Exact packages for one interpreter.
 
-    packages: {canonical name: version}, sorted; hash: of the packages, the
-    Python version and the platform.
+    packages: {canonical name: version}, sorted; hash: of the packages and the
+    platform, which is Python's version, the system and the processor.
     """
 
     packages: dict[str, str]
     hash: str
+    platform: str
+    base: Path | None = None  # an interpreter that exists, taken as it is
+    extras: dict[str, str] = field(default_factory=dict)  # laid over `base`
 
     def text(self) -> str:
         return "".join(f"{name}=={version}\n" for name, version in self.packages.items())
@@ -95,17 +106,23 @@ async def uv_run(*arguments: str) -> str:
     return out.decode()
 
 
-async def resolve(store: Store, environment: Environment, constraints: Path | None, refresh: bool):
-    """Resolve a requirement set to a `Resolution`, from the store where it was done before."""
-    for requirement in environment.requirements:
+async def resolve(
+    store: Store, requirements: list[str], constraints: Path | None, as_of: str | None, refresh: bool
+) -> Resolution:
+    """Resolve a requirement set to a `Resolution`, from the store where it was done before.
+
+    as_of: a date, to see the index as it was that day. Errors: `EnvFailed`.
+    """
+    for requirement in requirements:
         try:
             Requirement(requirement)
         except InvalidRequirement as error:
-            raise EnvFailed(f"requirement {requirement!r} is not valid: {error}") from error
-    pins = constraints.read_text(encoding="utf-8") if constraints else ""
+            reason = str(error).splitlines()[0]
+            raise EnvFailed(f"requirement {requirement!r} is not valid: {reason}") from error
     asked = {
-        "requirements": sorted(environment.requirements),
-        "constraints": pins,
+        "requirements": sorted(requirements),
+        "constraints": constraints.read_text(encoding="utf-8") if constraints else "",
+        "as_of": as_of,
         "platform": platform_tag(),
         "torch": wheel_source()[0],
     }
@@ -115,9 +132,10 @@ async def resolve(store: Store, environment: Environment, constraints: Path | No
         return as_resolution(json.loads(path.read_text(encoding="utf-8"))["packages"])
     async with store.locked(f"resolution-{key}"):
         with store.draft("resolve") as draft:
-            (draft / "requirements.in").write_text("\n".join(environment.requirements) + "\n")
+            (draft / "requirements.in").write_text("\n".join(requirements) + "\n")
             arguments = ["pip", "compile", "--no-header", "--no-annotate", "--python", sys.executable]
             arguments += ["--upgrade"] if refresh else []
+            arguments += ["--exclude-newer", as_of] if as_of else []
             if constraints and not refresh:
                 arguments += ["--constraints", str(constraints)]
             lines = await uv_run(*arguments, *wheel_source(), str(draft / "requirements.in"))
@@ -128,6 +146,43 @@ async def resolve(store: Store, environment: Environment, constraints: Path | No
             path.parent.mkdir(parents=True, exist_ok=True)
             os.replace(part, path)
     return resolution
+
+
+async def existing(store: Store, settings: Env) -> Resolution:
+    """An interpreter that is there, with `settings.extras` laid over it, as a resolution.
+
+    Its packages are recorded. Nothing of it is changed: the extras go into an
+    environment of their own, whose path leads on to the interpreter's packages.
+    """
+    python = Path(settings.python or "").expanduser()
+    if not python.is_file() or not os.access(python, os.X_OK):
+        raise EnvFailed(f"env.python: {python} is no interpreter", hint="name its executable: .../bin/python")
+    facts = await interpreter_facts(python)
+    extras: dict[str, str] = {}
+    if settings.extras:
+        with store.draft("resolve") as draft:
+            (draft / "base.txt").write_text("".join(f"{n}=={v}\n" for n, v in facts["packages"].items()))
+            (draft / "extras.in").write_text("\n".join(settings.extras) + "\n")
+            arguments = ["pip", "compile", "--no-header", "--no-annotate", "--python", str(python)]
+            wanted = await uv_run(*arguments, *wheel_source(), str(draft / "extras.in"), str(draft / "base.txt"))
+        found = parse_pins(wanted)
+        extras = {name: version for name, version in found.items() if facts["packages"].get(name) != version}
+    packages = dict(sorted((facts["packages"] | extras).items()))
+    identity = hashing.of_value(packages, facts["platform"], str(python.absolute()))
+    return Resolution(packages, identity, facts["platform"], python.absolute(), extras)
+
+
+async def interpreter_facts(python: Path) -> dict:
+    """Packages, platform and package folders of an interpreter. Errors: `EnvFailed`."""
+    process = await asyncio.create_subprocess_exec(
+        str(python), "-s", "-c", FACTS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+    )
+    out, err = await process.communicate()
+    if process.returncode:
+        said = err.decode(errors="replace").strip().splitlines()
+        raise EnvFailed(f"env.python: {python} does not run: {said[-1] if said else 'it said nothing'}")
+    facts = json.loads(out)
+    return facts | {"packages": {canonicalize_name(n): v for n, v in sorted(facts["packages"].items())}}
 
 
 def parse_pins(text: str) -> dict[str, str]:
@@ -143,7 +198,7 @@ def parse_pins(text: str) -> dict[str, str]:
 
 def as_resolution(packages: dict[str, str]) -> Resolution:
     packages = dict(sorted(packages.items()))
-    return Resolution(packages, hashing.of_value(packages, platform_tag()))
+    return Resolution(packages, hashing.of_value(packages, platform_tag()), platform_tag())
 
 
 def refuse_gpu(packages: dict[str, str]) -> None:
@@ -165,6 +220,8 @@ def refuse_gpu(packages: dict[str, str]) -> None:
 
 async def install(store: Store, root: Path, resolution: Resolution) -> Path:
     """Make the environment if it is not there; return its interpreter."""
+    if resolution.base and not resolution.extras:
+        return resolution.base
     folder = root / resolution.hash[:32]
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     if (folder / STAMP).exists() and python.exists():
@@ -175,11 +232,23 @@ async def install(store: Store, root: Path, resolution: Resolution) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         root.mkdir(parents=True, exist_ok=True)
         with store.draft("install") as draft:
+            await uv_run("venv", "--python", str(resolution.base or sys.executable), str(folder))
             lock = draft / "requirements.txt"
-            lock.write_text(resolution.text())
-            await uv_run("venv", "--python", sys.executable, str(folder))
-            await uv_run("pip", "sync", "--python", str(python), *wheel_source(), str(lock))
-        stamp = {"packages": resolution.packages, "platform": platform_tag()}
+            if resolution.base:
+                lock.write_text("".join(f"{n}=={v}\n" for n, v in resolution.extras.items()))
+                await uv_run("pip", "install", "--no-deps", "--python", str(python), *wheel_source(), "-r", str(lock))
+                await lead_on(python, resolution.base)
+            else:
+                lock.write_text(resolution.text())
+                await uv_run("pip", "sync", "--python", str(python), *wheel_source(), str(lock))
+        stamp = {"packages": resolution.packages, "platform": resolution.platform}
         (folder / (STAMP + ".part")).write_text(json.dumps(stamp, indent=1))
         os.replace(folder / (STAMP + ".part"), folder / STAMP)
     return python
+
+
+async def lead_on(python: Path, base: Path) -> None:
+    """Let an environment see the packages of an interpreter, behind its own."""
+    own = await interpreter_facts(python)
+    there = await interpreter_facts(base)
+    (Path(own["paths"][0]) / "base.pth").write_text("".join(f"{path}\n" for path in there["paths"]))

@@ -6,13 +6,14 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from runner import hashing, patches
+from runner import diffs, hashing, patches
+from runner.diffs import DiffText
 from runner.failures import PatchFailed
 from runner.schema import Patch
 from runner.sources import Source
-from runner.store import Store
+from runner.store import Artifact, Store
 
-OVERLAY_VERSION = 1
+OVERLAY_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class Overlay:
     outcomes: list[dict]
 
 
-async def make(store: Store, source: Source, patch: Patch) -> Overlay:
-    """Copy `source` and apply `patch`.
+async def make(store: Store, source: Source, patch: Patch, texts: list[DiffText]) -> Overlay:
+    """Copy `source` and apply `patch`, whose diffs' texts are `texts`.
 
     Errors: `PatchFailed` with file, anchor and what stands there; its
     `outcomes` attribute holds the outcomes up to the failed one.
@@ -35,35 +36,46 @@ async def make(store: Store, source: Source, patch: Patch) -> Overlay:
         "source": source.tree,
         "builder": source.version,
         "changes": [[name, asdict(change)] for name, change in patch.changes.items()],
+        "diffs": [[diff.name, diff.text] for diff in texts],
+        "reverse": patch.reverse,
     }
     key = hashing.of_value(inputs)
     artifact = store.find("overlays", key)
     if artifact is None:
         async with store.locked(f"overlay-{key}"):
-            artifact = store.find("overlays", key) or apply(store, key, inputs, source, patch)
+            artifact = store.find("overlays", key) or patched_copy(store, key, inputs, source, patch, texts)
     meta = artifact.meta
     return Overlay(artifact.path / "models", meta["tree"], meta["outcomes"])
 
 
-def apply(store: Store, key: str, inputs: dict, source: Source, patch: Patch):
+def patched_copy(store: Store, key: str, inputs: dict, source: Source, patch: Patch, texts: list[DiffText]) -> Artifact:
     """Make the overlay's artifact."""
     with store.draft("overlay") as draft:
         models = draft / "models"
         shutil.copytree(source.path, models)
-        try:
-            outcomes = patches.apply(models, patch.changes, source.version)
-        except ValueError as error:
-            raise PatchFailed(str(error), hint="correct the patch's file in conf/patch/") from error
-        failed = next((outcome for outcome in outcomes if outcome.status == "failed"), None)
+        outcomes = [asdict(outcome) for outcome in apply(models, patch, source.version, texts)]
+        failed = next((outcome for outcome in outcomes if outcome["status"] == "failed"), None)
         if failed:
             failure = PatchFailed(
-                f"{failed.change}: {failed.detail}",
+                f"{failed['change']}: {failed['detail']}",
                 hint="give the change a variant for this builder in conf/patch/, or leave it out",
             )
-            failure.outcomes = [asdict(outcome) for outcome in outcomes]
+            failure.outcomes = outcomes
             raise failure
-        meta = {
-            "tree": hashing.of_tree(models),
-            "outcomes": [asdict(outcome) for outcome in outcomes],
-        }
-        return store.finish("overlays", key, draft, inputs, meta)
+        return store.finish("overlays", key, draft, inputs, {"tree": hashing.of_tree(models), "outcomes": outcomes})
+
+
+def apply(models: Path, patch: Patch, version: str | None, texts: list[DiffText]) -> list[patches.Outcome]:
+    """Apply changes, then diffs; reversed, take out the diffs, then the changes. Stops at a failure."""
+    changes = patches.reversed_changes(patch.changes) if patch.reverse else patch.changes
+    try:
+        steps = [lambda: patches.apply(models, changes, version)]
+        steps += [lambda diff=diff: [diffs.apply(models, diff, patch.reverse)] for diff in texts]
+        outcomes: list[patches.Outcome] = []
+        for step in reversed(steps) if patch.reverse else steps:
+            outcomes += step()
+            if any(outcome.status == "failed" for outcome in outcomes):
+                break
+    except ValueError as error:
+        raise PatchFailed(str(error), hint="correct the patch's file in conf/patch/") from error
+    return outcomes

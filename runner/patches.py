@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 
@@ -58,6 +58,21 @@ def validate(changes: dict[str, Change]) -> None:
             for edit in variant.edits:
                 if problem := _problem(edit):
                     raise ValueError(f"{where}, {edit.file!r}: {problem}")
+
+
+def reversed_changes(changes: dict[str, Change]) -> dict[str, Change]:
+    """Each change taken out again, the last first: does the fault come back without it?"""
+
+    def turned(edit: Edit) -> Edit:
+        return replace(edit, find=edit.put, put=edit.find, present=edit.absent, absent=edit.present)
+
+    return {
+        name: replace(
+            change,
+            variants=[replace(variant, edits=[turned(edit) for edit in variant.edits]) for variant in change.variants],
+        )
+        for name, change in reversed(changes.items())
+    }
 
 
 def apply(tree: Path, changes: dict[str, Change], version: str | None) -> list[Outcome]:
@@ -142,7 +157,8 @@ def _edited(tree: Path, variant: Variant) -> tuple[dict[str, str], list[Edit]]:
             starts_after = start
     for edit in missing:
         if not _is_present(edit, after[edit.file]):
-            wrong = f"was replaced, but `present` {edit.present!r} does not match the result: one of the two is wrong"
+            key = "present" if edit.present else "absent"
+            wrong = f"was replaced, but `{key}` {edit.present or edit.absent!r} does not hold for the result"
             raise _Failure(f"{edit.file}: {_title(edit)} {wrong}", edit.file)
     return after, missing
 
@@ -176,7 +192,10 @@ def _replacement(put: str, text: str, start: int, indent: str) -> str:
 
 
 def _is_present(edit: Edit, text: str) -> bool:
-    return re.search(edit.present, text.replace("\r\n", "\n"), re.MULTILINE) is not None
+    """Whether the text is as the edit leaves it."""
+    pattern = edit.present or edit.absent
+    found = re.search(pattern, text.replace("\r\n", "\n"), re.MULTILINE) is not None
+    return found if edit.present else not found
 
 
 def _problem(edit: Edit) -> str | None:
@@ -193,12 +212,13 @@ def _problem(edit: Edit) -> str | None:
         indent = re.match(r"\s*", lines[0]).group()
         if any(line.strip() and not line.startswith(indent) for line in lines):
             return f"{key} has a line that is indented less than its first"
-    if not edit.present:
-        return "present is empty: it would match any sources"
+    if bool(edit.present) == bool(edit.absent):
+        return "present (or absent, one of the two) must be a pattern: an empty one would match any sources"
+    pattern = edit.present or edit.absent
     try:
-        re.compile(edit.present, re.MULTILINE)
+        re.compile(pattern, re.MULTILINE)
     except re.error as error:
-        return f"present {edit.present!r} is not a regular expression: {error}"
+        return f"{'present' if edit.present else 'absent'} {pattern!r} is not a regular expression: {error}"
 
 
 def _read(tree: Path, file: str) -> str:
@@ -233,12 +253,12 @@ def _mismatch(edit: Edit, text: str, starts: list[int]) -> str:
         numbers = [str(text.count("\n", 0, start) + 1) for start in starts]
         return f"{head}, on line{'s' * (len(starts) != 1)} {', '.join(numbers)}"
     lines, anchor = text.replace("\r\n", "\n").split("\n"), _lines(edit.find)
-    first = _nearest(lines, anchor)
+    first = nearest_region(lines, anchor)
     region = enumerate(lines[first:][: len(anchor)][:SHOWN_LINES], first + 1)
     return "\n".join([f"{head}; the most similar there is", *(f"  {number}: {line}" for number, line in region)])
 
 
-def _nearest(lines: list[str], anchor: list[str]) -> int:
+def nearest_region(lines: list[str], anchor: list[str]) -> int:
     """Return the index of the line where the region that is most like the anchor begins."""
     lines, wanted = [line.strip() for line in lines], "\n".join(line.strip() for line in anchor)
 

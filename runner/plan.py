@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from runner import backends, cells, checkpoints, environments, hashing, overlays, schema, sources
+from runner import backends, cells, checkpoints, diffs, environments, git, hashing, overlays, releases, schema, sources
 from runner.cells import Cell
 from runner.environments import Resolution
 from runner.store import Store
@@ -55,6 +55,7 @@ class Plan:
     stages: dict[str, Stage]
     checkpoint: checkpoints.Checkpoint
     resolutions: dict[str, Resolution]
+    source: sources.Source
     overlay: overlays.Overlay
     threads: int
     result_hash: str
@@ -65,9 +66,12 @@ class Planner:
     """Plans cells; what many cells share (a resolution, an overlay) is worked out once."""
 
     store: Store
-    refresh: bool
+    settings: schema.Env
     inspector: checkpoints.Inspector
     shared: dict[str, asyncio.Task] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.mirrors = git.Mirrors(self.store, self.once)
 
     async def once(self, key: str, make: Callable):
         """The result of `make()`, shared by everyone who asks for `key`."""
@@ -76,15 +80,31 @@ class Planner:
         return await asyncio.shield(self.shared[key])
 
     async def resolve(self, environment: schema.Environment) -> Resolution:
-        constraints = cells.constraints_path(environment)
-        key = hashing.of_value("resolution", environment.requirements, str(constraints))
-        return await self.once(key, lambda: environments.resolve(self.store, environment, constraints, self.refresh))
+        if self.settings.python:
+            return await self.once("python", lambda: environments.existing(self.store, self.settings))
+        wanted = releases.requirements(environment)
+        constraints = releases.constraints(environment)
+        key = hashing.of_value("resolution", wanted, str(constraints), environment.as_of)
+        return await self.once(
+            key,
+            lambda: environments.resolve(self.store, wanted, constraints, environment.as_of, self.settings.refresh),
+        )
 
-    async def overlay(self, config: schema.Factors) -> overlays.Overlay:
-        source_key = hashing.of_value("source", config.builder.kind, config.builder.version)
-        source = await self.once(source_key, lambda: sources.fetch(self.store, config.builder))
-        patch = hashing.of_value("overlay", source.tree, cells.plain(config.patch))
-        return await self.once(patch, lambda: overlays.make(self.store, source, config.patch))
+    async def source(self, builder: schema.Builder) -> sources.Source:
+        key = hashing.of_value("source", cells.plain(builder), sources.repository(builder))
+        return await self.once(key, lambda: sources.fetch(self.store, builder, self.mirrors))
+
+    async def overlay(self, config: schema.Factors, source: sources.Source) -> overlays.Overlay:
+        url = sources.repository(config.builder)
+        texts = [await self.diff(url, wanted) for wanted in config.patch.diffs]
+        key = hashing.of_value(
+            "overlay", source.tree, source.version, cells.plain(config.patch), [t.text for t in texts]
+        )
+        return await self.once(key, lambda: overlays.make(self.store, source, config.patch, texts))
+
+    async def diff(self, url: str, wanted: schema.Diff) -> diffs.DiffText:
+        key = hashing.of_value("diff", url, cells.plain(wanted))
+        return await self.once(key, lambda: diffs.get(self.store, self.mirrors, url, wanted))
 
     async def plan(self, cell: Cell) -> Plan:
         """Errors: the `Failure` of whatever could not be prepared."""
@@ -95,11 +115,17 @@ class Planner:
         backend = backends.stages(config.backend.name)
         checkpoint = self.inspector.inspect(cells.model_path(config))
         layers = checkpoints.keep_layers(config.layers, checkpoint)
-        builder, runtime, reference = [await self.resolve(getattr(config, role).environment) for role in ROLES]
-        overlay = await self.overlay(config)
-        resolutions = {"builder": builder, "runtime": runtime, "reference": reference}
+        builder = releases.builder_environment(config.builder)
+        wanted = {
+            "builder": builder,
+            "runtime": config.runtime.environment or builder,
+            "reference": config.reference.environment,
+        }
+        source = await self.source(config.builder)
+        resolutions = {role: await self.resolve(environment) for role, environment in wanted.items()}
+        overlay = await self.overlay(config, source)
         stages = stages_of(config, backend, checkpoint, layers, resolutions, overlay)
-        return Plan(stages, checkpoint, resolutions, overlay, config.threads, stages["compare"].key)
+        return Plan(stages, checkpoint, resolutions, source, overlay, config.threads, stages["compare"].key)
 
 
 def stages_of(config, backend, checkpoint, layers, resolutions, overlay) -> dict[str, Stage]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from db.record import NewResult, PatchOutcome
-from runner import environments, hashing, machine
+from runner import hashing, machine
 from runner.cells import Cell, plain
 from runner.failures import Failure
 from runner.plan import MEASUREMENT_VERSION, Plan
@@ -59,11 +59,10 @@ def new_result(
             "prompts_key": plan.stages["prompts"].key,
             "overlay_tree": plan.overlay.tree,
         }
-    platform = environments.platform_tag()
     return NewResult(
         values=values | {"seconds": seconds},
         environments={
-            role: {"hash": resolution.hash, "platform": platform, "packages": resolution.packages}
+            role: {"hash": resolution.hash, "platform": resolution.platform, "packages": resolution.packages}
             for role, resolution in (plan.resolutions if plan else {}).items()
         },
         machine=machine.describe(),

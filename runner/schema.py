@@ -9,7 +9,8 @@ objects only.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Dict, List, Optional
+from pathlib import Path
+from typing import Any, Dict, List, Optional
 
 from omegaconf import MISSING
 
@@ -22,15 +23,17 @@ TEMPLATES = ("chat", "none")
 
 @dataclass
 class Environment:
-    """The packages that one interpreter must have.
+    """What one interpreter must have; `runner.releases` adds what every one has.
 
-    requirements: PEP 508 requirements, as asked for.
-    constraints: name of a file in ``conf/environment/`` that pins what the
-        requirements leave open, or None to take the newest that fit.
+    genai: version of onnxruntime-genai. transformers: version, or None for the
+    line that the release works with. as_of: a date (YYYY-MM-DD): the packages
+    of that day instead of the pinned ones. extra: further PEP 508 requirements.
     """
 
-    requirements: List[str] = MISSING
-    constraints: Optional[str] = None
+    genai: str = MISSING
+    transformers: Optional[str] = None
+    as_of: Optional[str] = None
+    extra: List[str] = field(default_factory=list)
 
 
 @dataclass
@@ -45,13 +48,22 @@ class Model:
 class Builder:
     """Where the export code comes from and what it runs in.
 
-    kind: "release" takes the sources from the published wheel of `version`.
+    kind: "release" takes the sources from the published wheel of `version`;
+        "git" from `ref` (a branch, tag or commit) of `repo` (None: GENAI_REPO,
+        or the public one); "path" from the working copy at `path`.
+    version: of the release whose packages it runs in.
+    transformers, as_of, extra: as in `Environment`.
     """
 
     name: str = MISSING
     kind: str = "release"
     version: str = MISSING
-    environment: Environment = field(default_factory=Environment)
+    repo: Optional[str] = None
+    ref: Optional[str] = None
+    path: Optional[str] = None
+    transformers: Optional[str] = None
+    as_of: Optional[str] = None
+    extra: List[str] = field(default_factory=list)
 
 
 @dataclass
@@ -67,13 +79,16 @@ class Edit:
     present: regular expression (``re.MULTILINE``, line ends seen as ``\\n``)
         that is found in the file only if it has the change already. It is asked
         before `find`, and must be found once the edit is made.
+    absent: the same the other way about, for an edit that takes a change out;
+        one of the two is needed.
     """
 
     file: str = MISSING
     find: str = MISSING
     put: str = MISSING
     count: int = 1
-    present: str = MISSING
+    present: Optional[str] = None
+    absent: Optional[str] = None
 
 
 @dataclass
@@ -97,10 +112,41 @@ class Change:
 
 
 @dataclass
-class Patch:
-    """A set of single changes by name, applied in this order."""
+class Changes:
+    """What a file in ``conf/patch/`` holds, unless it names a diff."""
 
     changes: Dict[str, Change] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Diff:
+    """A unified diff to get: a file, a pull request's, or between two refs.
+
+    paths: below the models folder; empty for all of it.
+    """
+
+    file: Optional[str] = None
+    number: Optional[int] = None
+    old: Optional[str] = None
+    new: Optional[str] = None
+    paths: tuple[str, ...] = ()
+
+    def name(self) -> str:
+        if self.file is not None:
+            return Path(self.file).stem
+        return f"pr-{self.number}" if self.number is not None else f"{self.old}..{self.new}"
+
+
+@dataclass
+class Patch:
+    """A patch set: single changes by name, applied in this order, then diffs.
+
+    reverse: take each out instead, to see whether a fault comes back.
+    """
+
+    changes: Dict[str, Change] = field(default_factory=dict)
+    diffs: List[Diff] = field(default_factory=list)
+    reverse: bool = False
 
 
 @dataclass
@@ -114,10 +160,10 @@ class Backend:
 
 @dataclass
 class Runtime:
-    """The packages that the export runs on."""
+    """The packages that the export runs on; None for those of its builder's release."""
 
     name: str = MISSING
-    environment: Environment = field(default_factory=Environment)
+    environment: Optional[Environment] = None
 
 
 @dataclass
@@ -164,9 +210,16 @@ class Database:
 
 @dataclass
 class Env:
-    """How environments are made: `refresh` resolves requirement sets anew."""
+    """How environments are made.
+
+    refresh: resolve requirement sets anew. python: an interpreter that exists,
+        used as it is instead of resolving and installing. extras: requirements
+        laid over it, without touching it.
+    """
 
     refresh: bool = False
+    python: Optional[str] = None
+    extras: List[str] = field(default_factory=list)
 
 
 @dataclass
@@ -183,7 +236,8 @@ class Factors:
 
     model: Model = field(default_factory=Model)
     builder: Builder = field(default_factory=Builder)
-    patch: Patch = field(default_factory=Patch)
+    # As the files in conf/patch/ have it; `runner.cells` makes a `Patch` of it.
+    patch: Dict[str, Any] = field(default_factory=lambda: {"changes": {}, "reverse": False})
     backend: Backend = field(default_factory=Backend)
     runtime: Runtime = field(default_factory=Runtime)
     reference: Reference = field(default_factory=Reference)

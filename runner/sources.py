@@ -1,64 +1,136 @@
-"""The builder's sources: where the ``models`` folder of a builder comes from."""
+"""The builder's sources: where the ``models`` folder of a builder comes from.
+
+A release's wheel, a ref of the git repository, or a working copy. Whatever it
+is, it ends as an artifact with a tree hash; a wheel and a commit are fetched
+once, and then need no network.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from runner import hashing
+from runner import git, hashing
 from runner.environments import uv_run
 from runner.failures import EnvFailed, SourceFailed
+from runner.releases import PACKAGE
 from runner.schema import Builder
-from runner.store import Store
+from runner.store import Artifact, Store
 
-PACKAGE = "onnxruntime-genai"
-INSIDE_WHEEL = Path("onnxruntime_genai/models")
+INSIDE_WHEEL = "onnxruntime_genai/models"
+INSIDE_REPOSITORY = "src/python/py/models"
+PUBLIC_REPOSITORY = "https://github.com/microsoft/onnxruntime-genai"
 
 
 @dataclass(frozen=True)
 class Source:
-    """A pristine ``models`` folder, its tree hash, and the version for patch variants."""
+    """A pristine ``models`` folder.
+
+    tree: its hash. version: for the variants of patches; None where it is not
+    a release. said: what it is, for a reader. commit, dirty: of a git source.
+    """
 
     path: Path
     tree: str
     version: str | None
+    said: str
+    commit: str | None = None
+    dirty: bool = False
 
 
-async def fetch(store: Store, builder: Builder) -> Source:
-    """The sources of a builder, from the store where they were fetched before."""
-    if builder.kind != "release":
-        raise SourceFailed(f"builder.kind {builder.kind!r} is not known", hint="allowed: release (a published version)")
+def repository(builder: Builder) -> str:
+    """The repository's URL or path: the config's, else GENAI_REPO, else the public one."""
+    return builder.repo or os.environ.get("GENAI_REPO") or PUBLIC_REPOSITORY
+
+
+async def fetch(store: Store, builder: Builder, mirror: git.Mirrors) -> Source:
+    """The sources of a builder. Errors: `SourceFailed` with what to set."""
+    kinds = {"release": fetch_release, "git": fetch_git, "path": fetch_path}
+    if builder.kind not in kinds:
+        raise SourceFailed(f"builder.kind {builder.kind!r} is not known", hint=f"allowed: {', '.join(kinds)}")
+    return await kinds[builder.kind](store, builder, mirror)
+
+
+async def fetch_release(store: Store, builder: Builder, _mirror: git.Mirrors) -> Source:
+    """From the published wheel."""
     try:
         version = str(Version(builder.version))
     except InvalidVersion as error:
         raise SourceFailed(f"builder.version {builder.version!r} is not a version") from error
-    kind, key = "sources", f"release-{version}"
-    artifact = store.find(kind, key)
+    key = f"release-{version}"
+    artifact = await once(store, key, lambda draft: unpack_wheel(draft, version))
+    return Source(artifact.path / "models", artifact.meta["tree"], version, f"release {version}")
+
+
+async def fetch_git(store: Store, builder: Builder, mirror: git.Mirrors) -> Source:
+    """From a ref of the repository, resolved to its commit."""
+    ref = builder.ref or "main"
+    commit = await mirror.commit(repository(builder), ref)
+
+    async def archive(draft: Path) -> None:
+        await mirror.archive(repository(builder), commit, INSIDE_REPOSITORY, draft / "models.tar")
+        with tarfile.open(draft / "models.tar") as tar:
+            tar.extractall(draft / "out" / "models", filter="data")
+
+    artifact = await once(store, f"git-{commit}", archive)
+    said = f"git {commit[:12]} ({ref})" if not commit.startswith(ref) else f"git {commit[:12]}"
+    return Source(artifact.path / "models", artifact.meta["tree"], None, said, commit)
+
+
+async def fetch_path(store: Store, builder: Builder, _mirror: git.Mirrors) -> Source:
+    """From a working copy as it is now, uncommitted changes included."""
+    root = Path(builder.path or "").expanduser().resolve()
+    models = next((p for p in (root / INSIDE_REPOSITORY, root) if (p / "builder.py").exists()), None)
+    if models is None:
+        raise SourceFailed(
+            f"no builder.py in {root} or in its {INSIDE_REPOSITORY}",
+            hint="builder.path must name a checkout of the builder's repository, or its models folder",
+        )
+
+    async def copy(draft: Path) -> None:
+        shutil.copytree(models, draft / "out" / "models", ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+
+    tree = hashing.of_tree(models)
+    artifact = await once(store, f"path-{tree}", copy)
+    commit, dirty = git.state_of(models)
+    at = f" at {commit[:12]}" if commit else ""
+    said = f"path {root}{at}{', dirty' if dirty else ''}"
+    return Source(artifact.path / "models", artifact.meta["tree"], None, said, commit, dirty)
+
+
+async def once(store: Store, key: str, make) -> Artifact:
+    """The source's artifact, made by ``await make(draft)``, which fills ``draft/out/models``."""
+    artifact = store.find("sources", key)
     if artifact is None:
-        async with store.locked(key):
-            artifact = store.find(kind, key) or await fetch_release(store, kind, key, version)
-    return Source(artifact.path / "models", artifact.meta["tree"], version)
+        async with store.locked(f"source-{key}"):
+            artifact = store.find("sources", key)
+            if artifact is None:
+                with store.draft(key) as draft:
+                    (draft / "out").mkdir()
+                    await make(draft)
+                    models = draft / "out" / "models"
+                    if not (models / "builder.py").exists():
+                        raise SourceFailed(f"{key} has no builder.py in its models folder")
+                    artifact = store.finish(
+                        "sources", key, draft / "out", {"key": key}, {"tree": hashing.of_tree(models)}
+                    )
+    return artifact
 
 
-async def fetch_release(store: Store, kind: str, key: str, version: str):
-    """Take the sources out of the published wheel of `version`."""
-    with store.draft(key) as draft:
-        try:
-            await uv_run("pip", "install", "--no-deps", "--target", str(draft / "wheel"), f"{PACKAGE}=={version}")
-        except EnvFailed as error:
-            raise SourceFailed(
-                f"{PACKAGE} {version} could not be fetched: {error.message}",
-                hint=f"{error.hint}; a release fetched before needs no network",
-                error_type=error.error_type,
-            ) from error
-        models = draft / "wheel" / INSIDE_WHEEL
-        if not (models / "builder.py").exists():
-            raise SourceFailed(f"the wheel of {PACKAGE} {version} has no {INSIDE_WHEEL}/builder.py")
-        out = draft / "out"
-        out.mkdir()
-        shutil.copytree(models, out / "models", ignore=shutil.ignore_patterns("__pycache__"))
-        meta = {"tree": hashing.of_tree(out / "models"), "version": version}
-        return store.finish(kind, key, out, {"package": PACKAGE, "version": version}, meta)
+async def unpack_wheel(draft: Path, version: str) -> None:
+    try:
+        await uv_run("pip", "install", "--no-deps", "--target", str(draft / "wheel"), f"{PACKAGE}=={version}")
+    except EnvFailed as error:
+        raise SourceFailed(
+            f"{PACKAGE} {version} could not be fetched: {error.message}",
+            hint=f"{error.hint}; a release fetched before needs no network",
+            error_type=error.error_type,
+        ) from error
+    models = draft / "wheel" / INSIDE_WHEEL
+    if models.exists():
+        shutil.copytree(models, draft / "out" / "models", ignore=shutil.ignore_patterns("__pycache__"))

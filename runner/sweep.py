@@ -112,9 +112,9 @@ class SweepJob:
     async def run(self) -> None:
         settings = self.settings
         self.store.sweep_tmp()
-        self.planner = Planner(self.store, settings.env.refresh, Inspector(self.store.root))
+        self.planner = Planner(self.store, settings.env, Inspector(self.store.root))
         jobs = settings.jobs or max(1, (os.cpu_count() or 1) // most_threads(self.cells))
-        workers = Workers(jobs, settings.limits.timeout, settings.limits.stall, self.store.root / "logs")
+        workers = Workers(jobs, settings.limits, self.store.root / "logs", self.environments / "bytecode")
         self.stages = Stages(self.store, self.environments, workers, self.progress.stage, fresh=settings.rerun == "all")
         with self.progress:
             try:

@@ -24,6 +24,7 @@ import psutil
 
 from runner import paths
 from runner.failures import Evidence
+from runner.schema import Limits
 
 LINE_LIMIT = 1 << 20
 TAIL_BYTES = 8000
@@ -64,9 +65,14 @@ class TaskFailed(Exception):
         self.reason, self.evidence, self.error = reason, evidence, error or {}
 
 
-def clean_environment() -> dict[str, str]:
-    """The environment of a worker: nothing of the runner's Python, one thread, no network."""
-    dropped = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV")
+def clean_environment(byte_code: Path) -> dict[str, str]:
+    """The environment of a worker: nothing of the runner's Python, one thread, no network.
+
+    byte_code: where Python keeps what it compiles, apart from packages and
+    overlays, which stay as they are. uv compiles nothing, and compiling anew
+    would be two thirds of a worker's start.
+    """
+    dropped = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV")
     environment = {key: value for key, value in os.environ.items() if key not in dropped}
     # With one thread a library's import starts no thread pool, which fork would break.
     one = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -75,6 +81,7 @@ def clean_environment() -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TRANSFORMERS_VERBOSITY": "warning",
+        "PYTHONPYCACHEPREFIX": str(byte_code),
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -82,8 +89,8 @@ def clean_environment() -> dict[str, str]:
 class ForkWorker:
     """A warm worker process and the tasks it has in flight."""
 
-    def __init__(self, python: Path, log: Path):
-        self.python, self.log = python, log
+    def __init__(self, python: Path, log: Path, byte_code: Path):
+        self.python, self.log, self.byte_code = python, log, byte_code
         self.process: asyncio.subprocess.Process | None = None
         self.numbers = itertools.count()
         self.ended: dict[int, asyncio.Future] = {}
@@ -96,9 +103,9 @@ class ForkWorker:
             self.ready = asyncio.get_running_loop().create_future()
             with self.log.open("ab") as log:
                 self.process = await asyncio.create_subprocess_exec(
-                    str(self.python), "-s", "-B", str(paths.WORKER / "server.py"),
+                    str(self.python), "-s", str(paths.WORKER / "server.py"),
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-                    env=clean_environment(), limit=LINE_LIMIT,
+                    env=clean_environment(self.byte_code), limit=LINE_LIMIT,
                     start_new_session=True,  # Ctrl-C is the runner's to handle
                 )  # fmt: skip
             self.reader = asyncio.create_task(self.read())
@@ -149,8 +156,10 @@ class ForkWorker:
         """End the worker and, with it, its children."""
         if self.process is None or self.process.returncode is not None:
             return
-        assert self.process.stdin
+        assert self.process.stdin and self.ready
         self.process.stdin.close()
+        if not self.ready.done():  # still importing: it would not look at its input for seconds
+            self.process.kill()
         try:
             await asyncio.wait_for(self.process.wait(), 5)
         except TimeoutError:
@@ -163,8 +172,8 @@ class ProcessWorker:
 
     alive = True
 
-    def __init__(self, python: Path, log: Path):
-        self.python, self.log = python, log
+    def __init__(self, python: Path, log: Path, byte_code: Path):
+        self.python, self.log, self.byte_code = python, log, byte_code
         self.processes: set[asyncio.subprocess.Process] = set()
 
     async def start(self) -> None:
@@ -174,8 +183,8 @@ class ProcessWorker:
         request = task.work / "request.json"
         request.write_text(json.dumps(task.request()))
         process = await asyncio.create_subprocess_exec(
-            str(self.python), "-s", "-B", str(paths.WORKER / "task.py"), str(request),
-            stdin=subprocess.DEVNULL, env=clean_environment(), start_new_session=os.name != "nt",
+            str(self.python), "-s", str(paths.WORKER / "task.py"), str(request),
+            stdin=subprocess.DEVNULL, env=clean_environment(self.byte_code), start_new_session=os.name != "nt",
         )  # fmt: skip
         self.processes.add(process)
         return process.pid, asyncio.ensure_future(self.wait(process)), lambda: kill_tree(process.pid)
@@ -204,12 +213,12 @@ class ProcessWorker:
 class Workers:
     """The workers of all environments, with `jobs` tasks at a time among them."""
 
-    def __init__(self, jobs: int, timeout: float, stall: float, log_root: Path, fork: bool | None = None):
+    def __init__(self, jobs: int, limits: Limits, log_root: Path, byte_code: Path, fork: bool | None = None):
         fork = fork if fork is not None else hasattr(os, "fork")
         self.kind = ForkWorker if fork else ProcessWorker
         self.slots = asyncio.Semaphore(jobs)
-        self.timeout, self.stall = timeout, stall
-        self.log_root = log_root
+        self.timeout, self.stall = limits.timeout, limits.stall
+        self.log_root, self.byte_code = log_root, byte_code
         self.workers: dict[Path, ForkWorker | ProcessWorker] = {}
 
     async def run(self, python: Path, task: Task) -> tuple[dict, Evidence]:
@@ -218,7 +227,7 @@ class Workers:
         if worker is None or not worker.alive:
             self.log_root.mkdir(parents=True, exist_ok=True)
             log = self.log_root / f"worker-{os.getpid()}-{len(self.workers)}.log"
-            worker = self.workers[python] = self.kind(python, log)
+            worker = self.workers[python] = self.kind(python, log, self.byte_code)
         await worker.start()
         async with self.slots:
             pid, ended, kill = await worker.launch(task)

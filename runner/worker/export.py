@@ -31,7 +31,6 @@ def run(arguments: dict, out: str) -> dict:
         options = [f"{key}={value}" for key, value in arguments["extra_options"].items()]
         sys.argv += ["--extra_options", *options]
     sys.path.insert(0, overlay)
-    sys.dont_write_bytecode = True  # an overlay stays what its hash says
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as error:
@@ -53,6 +52,6 @@ def loaded_dtype() -> str | None:
     dtypes = {
         str(item.dtype).removeprefix("torch.")
         for item in gc.get_objects()
-        if isinstance(item, torch.nn.Parameter) and item.is_floating_point()
+        if issubclass(type(item), torch.nn.Parameter) and item.is_floating_point()
     }
     return ",".join(sorted(dtypes)) or None

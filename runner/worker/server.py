@@ -12,57 +12,17 @@ hangs for good.
 
 from __future__ import annotations
 
-import importlib
+import gc
 import json
 import os
 import selectors
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 import task
-
-WARM = (
-    "numpy",
-    "safetensors.torch",
-    "torch",
-    "transformers",
-    "transformers.modeling_utils",
-    "transformers.generation",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.auto.tokenization_auto",
-    "onnx_ir",
-    "onnxruntime_genai",
-)
-
-
-def warm(modules: tuple[str, ...]) -> dict[str, str]:
-    """Import what is there; return what would not import, by module, with the error.
-
-    An absent or broken package is no failure here: the task that needs it
-    says so better, with its own traceback.
-    """
-    missing = {}
-    for name in modules:
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # any import-time fault of a third party's package
-            missing[name] = f"{type(error).__name__}: {error}"
-    return missing
-
-
-def warm_model(model_type: str, warmed: set[str]) -> None:
-    """Import the modelling code of a checkpoint's model type, once."""
-    if not model_type or model_type in warmed:
-        return
-    warmed.add(model_type)
-    try:
-        from transformers.models.auto.configuration_auto import model_type_to_module_name
-
-        module = model_type_to_module_name(model_type)
-    except Exception:  # an environment without transformers, or a type it does not know
-        return
-    warm((f"transformers.models.{module}.modeling_{module}",))
+import warm
 
 
 def die_with_parent() -> None:
@@ -117,7 +77,10 @@ class Server:
                     self.kill(pid)
             return
         request = message["run"]
-        warm_model(request.get("model_type", ""), self.warmed)
+        self.warm_once(f"model {request['model_type']}", warm.model, request["model_type"])
+        if request["stage"] == "export":  # a release's overlays import the same packages
+            self.warm_once("builder", warm.builder_imports, request["arguments"]["overlay"])
+        gc.freeze()  # a child's collector then neither looks at nor copies what is here already
         started = time.monotonic()
         pid = os.fork()
         if pid == 0:
@@ -125,9 +88,15 @@ class Server:
         self.children[pid] = (message["id"], started)
         self.send({"id": message["id"], "started": pid})
 
+    def warm_once(self, what: str, imports: Callable[[str], None], argument: str) -> None:
+        if what not in self.warmed:
+            self.warmed.add(what)
+            imports(argument)
+
     def become_child(self, request: dict) -> None:
         code = 70
         try:
+            gc.enable()
             os.setpgid(0, 0)
             die_with_parent()
             signal.set_wakeup_fd(-1)
@@ -166,11 +135,14 @@ def main() -> None:
     stdin, stdout = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
+    die_with_parent()
     started = time.monotonic()
-    missing = warm(WARM)
+    gc.disable()  # imports make some hundred thousand objects, none of them garbage
+    missing = warm.modules()
     server = Server(stdin, stdout)
     server.send({"ready": {"seconds": time.monotonic() - started, "missing": missing}})
     server.serve()
+    os._exit(0)  # taking a process with torch down in order takes up to a second
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from hydra.core.plugins import Plugins
 from hydra.types import RunMode
 from hydra_plugins.paritylab import ParitylabSweeper
 
-from runner import cells, compose, paths, schema
+from runner import cells, compose, paths, releases, schema
 from runner.failures import ConfigFailed
 
 
@@ -48,12 +48,12 @@ def test_the_last_axis_varies_fastest(loader):
         (["dtype=bf16"], ["builder=0.14.1", "patch=rope_fix"]),
         (["max_new_tokens=3", "+backend.extra_options.a=b"], ["model=tiny_gemma2", "layers=2"]),
         (["prompts.template=none"], ["builder=0.14.1", "builder.name=mine"]),
-        ([], ["+builder.environment.requirements=[x==1]"]),
+        ([], ["builder.extra=[x==1]"]),
     ],
 )
 def test_a_swept_cell_is_the_cell_composed_alone(loader, arguments):
     fixed, swept = arguments
-    if swept[0].startswith("+"):
+    if not fixed:
         found = sweep_of(loader, *fixed, "threads=1,2", "layers=1,2")[3]
         expected = alone(loader, *fixed, "threads=2", "layers=2")
     else:
@@ -71,7 +71,19 @@ def test_a_value_that_does_not_compose_fails_its_cells_alone(loader):
     failed = found[2]
     assert failed.factors["builder"] == "9.9.9" and failed.factors["dtype"] == "fp32"
     assert "builder/9.9.9" in failed.failure.message
-    assert "0.14.1" in failed.failure.hint and "0.18.0" in failed.failure.hint
+    assert "main, path, 0.16.0, 0.17.0, 0.17.1, 0.18.0" in failed.failure.hint
+
+
+def test_an_unpublished_version_lists_the_nearest(loader):
+    _, failed = sweep_of(loader, "builder=0.14.1,0.14.7")
+    assert "0.14.0, 0.14.1, 0.15.0, 0.15.1" in failed.failure.hint
+
+
+def test_every_published_release_is_a_builder_without_a_file(loader):
+    found = sweep_of(loader, f"builder={','.join(releases.versions())},0.19.0")
+    assert [cell.failure for cell in found] == [None] * len(found)
+    assert [cell.factors["builder"] for cell in found] == [*releases.versions(), "0.19.0"]
+    assert not list((paths.CONF / "builder").glob("[0-9]*"))
 
 
 def test_a_value_of_the_wrong_type_names_its_key(loader):

@@ -13,12 +13,10 @@ from hydra.core.plugins import Plugins
 from hydra_plugins.paritylab import ParitylabSweeper
 from packaging.requirements import Requirement
 
-from runner import cells, environments, paths, schema
+from runner import cells, environments, paths, releases, schema
 from runner.compose import plain_of
 
-# Groups whose files are composed through others, never chosen by themselves.
-INNER = {"environment"}
-FILES = sorted(path for path in paths.CONF.rglob("*.yaml") if path.name != "config.yaml")
+FILES = sorted(path for path in paths.CONF.rglob("*/*.yaml"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,10 +27,19 @@ def hydra_here():
         yield
 
 
+# What the files that want a value are given.
+GIVEN = {
+    "model/path": ["model.path=."],
+    "builder/path": ["builder.path=."],
+    "patch/pr": ["patch.number=1"],
+    "patch/diff": ["patch.from=a", "patch.to=b"],
+    "patch/file": ["patch.file=x.diff"],
+}
+
+
 def overrides_of(path: Path) -> list[str]:
     group = path.parent.relative_to(paths.CONF).as_posix()
-    chosen = [f"{group}={path.stem}"] if group not in INNER else [f"{group}@builder.{group}={path.stem}"]
-    return chosen + (["model.path=."] if path.stem == "path" else [])
+    return [f"{group}={path.stem}", *GIVEN.get(f"{group}/{path.stem}", [])]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(paths.CONF).as_posix())
@@ -57,28 +64,37 @@ def test_a_version_file_names_its_version(path):
 
 
 @pytest.mark.parametrize("path", VERSIONED, ids=lambda p: p.relative_to(paths.CONF).as_posix())
-def test_a_version_is_the_one_that_its_environment_asks_for(path):
+def test_a_version_is_the_one_that_its_environment_has(path):
     group = path.parent.name
-    package = {"builder": "onnxruntime-genai", "runtime": "onnxruntime-genai", "reference": "transformers"}
-    config = compose("config", [f"{group}={path.stem}"])
-    wanted = {Requirement(r).name: str(Requirement(r).specifier) for r in config[group].environment.requirements}
-    assert wanted[package[group]] == f"=={path.stem}"
+    environment = compose("config", [f"{group}={path.stem}"])[group].environment
+    assert {"runtime": environment.genai, "reference": environment.transformers}[group] == path.stem
 
 
 def test_there_are_version_files():
-    assert len(VERSIONED) >= 4
+    assert len(VERSIONED) >= 2
+
+
+@pytest.mark.parametrize("version", releases.versions())
+def test_every_release_has_a_valid_requirement_set(version):
+    wanted = [Requirement(r) for r in releases.requirements(schema.Environment(genai=version))]
+    assert {r.name for r in wanted} >= {"onnxruntime-genai", "onnxruntime", "transformers", "torch", "onnx-ir"}
+    assert wanted[0].specifier.contains(version)
 
 
 @pytest.mark.parametrize("path", sorted((paths.CONF / "environment").glob("*.txt")), ids=lambda p: p.name)
-def test_constraints_agree_with_their_requirements_and_name_no_address(path):
+def test_constraints_name_no_address_and_agree_with_the_requirements(path):
     text = path.read_text(encoding="utf-8")
     assert "://" not in text and "--" not in text
     pins = environments.parse_pins(text)
     environments.refuse_gpu(pins)
-    content = yaml.safe_load(path.with_suffix(".yaml").read_text(encoding="utf-8"))
-    for text in content["requirements"]:
-        requirement = Requirement(text)
+    assert path.stem == f"transformers-{pins['transformers']}"
+    for requirement in map(Requirement, releases.known()["common"]):
         assert requirement.specifier.contains(pins[requirement.name])
+
+
+def test_every_line_has_its_constraints():
+    for line in releases.known()["lines"]:
+        assert (paths.CONF / "environment" / f"transformers-{line['transformers']}.txt").exists()
 
 
 def test_one_torch_and_one_onnxruntime_in_all():
@@ -89,7 +105,7 @@ def test_one_torch_and_one_onnxruntime_in_all():
 
 def test_patch_sets_hold_the_changes_that_files_define():
     for path in (paths.CONF / "patch").glob("*.yaml"):
-        config = compose("config", [f"patch={path.stem}"])
+        config = compose("config", overrides_of(path))
         for name in config.patch.changes:
             assert (paths.CONF / "patch" / f"{name}.yaml").exists()
 

@@ -8,7 +8,6 @@ import pytest
 
 from runner import environments
 from runner.failures import EnvFailed
-from runner.schema import Environment
 from runner.store import Store
 
 
@@ -50,13 +49,13 @@ def test_a_named_folder_of_wheels_comes_before_the_backend(monkeypatch):
 
 def test_a_bad_requirement_is_named(tmp_path):
     with pytest.raises(EnvFailed, match="'torch=2'"):
-        asyncio.run(environments.resolve(Store(tmp_path), Environment(["torch=2"]), None, False))
+        asyncio.run(environments.resolve(Store(tmp_path), ["torch=2"], None, None, False))
 
 
 def test_a_set_that_has_no_answer_says_so_and_stores_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("UV_OFFLINE", "1")
-    wanted = Environment(["no-such-package-at-all==1.0"])
+    wanted = ["no-such-package-at-all==1.0"]
     with pytest.raises(EnvFailed, match="no-such-package-at-all") as caught:
-        asyncio.run(environments.resolve(Store(tmp_path), wanted, None, False))
+        asyncio.run(environments.resolve(Store(tmp_path), wanted, None, None, False))
     assert caught.value.hint
     assert not list(tmp_path.glob("resolutions/*"))

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from continuation import save
 
+from runner.schema import Limits
 from runner.workers import Task, TaskFailed, Workers, clean_environment
 
 PYTHON = Path(sys.executable)
@@ -58,7 +59,7 @@ def with_workers(tmp_path, fork, use, timeout=60.0, stall=60.0, jobs=2):
     """Run `use(workers)` and close the workers whatever happens."""
 
     async def main():
-        workers = Workers(jobs, timeout, stall, tmp_path / "logs", fork=fork)
+        workers = Workers(jobs, Limits(timeout, stall), tmp_path / "logs", tmp_path / "bytecode", fork=fork)
         try:
             return await use(workers)
         finally:
@@ -189,6 +190,6 @@ def test_an_interpreter_that_cannot_start_is_a_failure(tmp_path, task):
 def test_a_worker_gets_nothing_of_the_runners_python(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     monkeypatch.setenv("VIRTUAL_ENV", "/somewhere")
-    environment = clean_environment()
+    environment = clean_environment(Path("/somewhere"))
     assert not {"PYTHONPATH", "VIRTUAL_ENV"} & set(environment)
     assert environment["HF_HUB_OFFLINE"] == "1"

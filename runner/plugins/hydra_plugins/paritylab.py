@@ -1,13 +1,19 @@
-"""This project's Hydra plugin: the sweeper. Hydra finds it here because of the namespace."""
+"""This project's Hydra plugins. Hydra finds them here because of the namespace."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
+from hydra.core.object_type import ObjectType
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+
+GROUP = "builder"
 
 
 class ParitylabSweeper(Sweeper):
@@ -25,6 +31,54 @@ class ParitylabSweeper(Sweeper):
 
         assert self.context is not None and self.config is not None
         raise main.Finished(main.act(self.context.config_loader, self.config, arguments))
+
+
+class ReleasesSource(ConfigSource):
+    """``builder=X.Y.Z`` for every published release, without a file each."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "releases"
+
+    def available(self) -> bool:
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path.strip("/") in ("", GROUP)
+
+    def is_config(self, config_path: str) -> bool:
+        return self.version_of(config_path) is not None
+
+    def version_of(self, config_path: str) -> str | None:
+        from runner import releases
+
+        group, _, name = config_path.strip("/").partition("/")
+        name = name.removesuffix(".yaml")
+        return name if group == GROUP and releases.accepts(name) else None
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        version = self.version_of(config_path)
+        return ConfigResult(
+            provider=self.provider,
+            path=f"{self.scheme()}://{self.path}",
+            config=OmegaConf.create({"name": version, "kind": "release", "version": version}),
+            header={"package": GROUP},
+        )
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        from runner import releases
+
+        if config_path.strip("/") == "":
+            return [GROUP] if results_filter in (None, ObjectType.GROUP) else []
+        wanted = config_path.strip("/") == GROUP and results_filter in (None, ObjectType.CONFIG)
+        return releases.versions() if wanted else []
+
+
+class ReleasesSearchPath(SearchPathPlugin):
+    """Puts the releases on Hydra's search path, behind the files."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.append(provider="paritylab", path="releases://")
 
 
 ConfigStore.instance().store(
