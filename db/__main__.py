@@ -38,6 +38,7 @@ def show_filtered(read: Callable, columns: Sequence[str], options: Mapping[str, 
     engine = open_database(options["db"], create=False)
     sweep = query.sweep_id(engine, options["sweep"]) if options["sweep"] else None
     filters = {name: options[name] or [] for name in FACTORS}
+    query.check_filters(engine, filters, options["status"] or [])
     output.show(read(engine, filters, options["status"] or [], sweep), columns, options["format"])
 
 
@@ -89,13 +90,14 @@ def cells(
 
 @app.command()
 def show(cell: int, db: Db = None) -> None:
-    """Everything about one cell: its failure with the end of its stderr, its patch, its stages."""
+    """All about one cell: its failure with the end of its stderr, what both sides said, its patch, its stages."""
     engine = open_database(db, create=False)
     detail = query.cell_detail(engine, cell)
     output.show_pairs(detail["cell"])
     print()
     output.show_pairs({k: v for k, v in detail["result"].items() if k not in detail["cell"]})
-    for title, columns in (("changes", query.CHANGE_COLUMNS), ("stages", query.STAGE_COLUMNS)):
+    tables = {"prompts": query.TEXT_COLUMNS, "changes": query.CHANGE_COLUMNS, "stages": query.STAGE_COLUMNS}
+    for title, columns in tables.items():
         if detail[title]:
             output.show(detail[title], columns, "table")
 

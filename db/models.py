@@ -24,7 +24,8 @@ def error_line(error_type: str | None, error: str | None) -> str | None:
     """A failure in one line: its type and the first line that says something."""
     if error is None:
         return None
-    first = next((line.strip() for line in error.splitlines() if line.strip()), "")
+    lines = [line.strip() for line in error.splitlines() if line.strip()] or [""]
+    first = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     return f"{error_type}: {first}" if error_type else first
 
 
@@ -82,7 +83,11 @@ class Cell(Base):
     reference: Mapped[str]
     max_new_tokens: Mapped[str]
     threads: Mapped[str]
+    options: Mapped[str] = mapped_column(default="")  # asked of a factor's insides
     config: Mapped[dict[str, Any]]
+    source: Mapped[str | None]  # the builder's, in words
+    source_commit: Mapped[str | None]
+    source_dirty: Mapped[bool | None]
     patch_hash: Mapped[str | None]
     patch_outcome: Mapped[str | None]  # applied, present, not_applicable, failed, none
     result_id: Mapped[int | None] = mapped_column(ForeignKey("result.id"))
@@ -147,6 +152,7 @@ class Result(Base):
     failed_stage: Mapped[str | None]
     error_type: Mapped[str | None]
     error: Mapped[str | None]
+    error_frame: Mapped[str | None]  # in the builder's sources
     hint: Mapped[str | None]
     exit_code: Mapped[int | None]
     signal: Mapped[str | None]

@@ -23,24 +23,32 @@ def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], format: str)
     writers = {"table": show_table, "csv": show_csv, "json": show_json, "md": show_markdown}
     if format not in writers:
         raise UnknownFormat(f"--format {format!r} is not one of {', '.join(FORMATS)}")
+    if not rows:
+        print("no rows", file=sys.stderr)
+        if format in ("table", "md"):
+            return
     writers[format](rows, columns)
 
 
 def show_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Columns with a value in some row, as wide as they need: a pipe or a wide terminal reads it."""
+    """What varies as a table, as wide as it needs; what all rows share in a line below it."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    used = [c for c in columns if any(row.get(c) is not None for row in rows)] or list(columns)
+    used = [c for c in columns if any(row.get(c) not in (None, "") for row in rows)]
+    shared = [c for c in used if len(rows) > 1 and len({short(row.get(c)) for row in rows}) == 1]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in used:
+    shown = [c for c in used if c not in shared] or used
+    for column in shown:
         table.add_column(column, no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(short(row.get(column))) for column in used))
+        table.add_row(*(Text(short(row.get(column))) for column in shown))
     needed = Console(width=100_000).measure(table).maximum
-    Console(highlight=False, width=needed, soft_wrap=True).print(table)
+    Console(highlight=False, width=max(1, needed), soft_wrap=True).print(table)
+    if shared and shown != used:
+        print("all rows: " + ", ".join(f"{c} {short(rows[0].get(c))}" for c in shared))
 
 
 def show_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:

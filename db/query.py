@@ -10,7 +10,7 @@ from sqlalchemy import Engine, Select, case, func, select
 from sqlalchemy.orm import Session
 
 from db.engine import reading
-from db.models import FACTORS, Cell, Package, PromptResult, Result, Sweep
+from db.models import FACTORS, Cell, Package, PromptResult, Result, StageRun, Sweep
 
 ROLES = ("builder", "runtime", "reference")
 # The columns that others rely on, in this order.
@@ -18,14 +18,15 @@ RESULT_COLUMNS = (
     "sweep", "cell", *FACTORS[:5], "runtime", "backend", "prompts", "prompt", "status", "error",
     "first_logits_max_abs_diff", "logits_max_abs_diff", "matched_tokens", "compared_tokens",
     "tokens_identical", "forced_logits_max_abs_diff", "noise_floor", "noise_ratio", "verdict",
-    "sensible", "candidate_sensible", "outcome", "precision", "reference", "max_new_tokens", "threads",
+    "sensible", "candidate_sensible", "outcome", "precision", "reference", "max_new_tokens", "threads", "options",
 )  # fmt: skip
-SWEEP_COLUMNS = ("sweep", "started", "seconds", "state", "cells", "found", "ok", "failed", "overrides")
+SWEEP_COLUMNS = ("sweep", "started", "seconds", "state", "cells", "found", "ok", "failed", "skipped", "command")
 PACKAGE_COLUMNS = ("package", *ROLES)
 CHANGE_COLUMNS = ("change", "status", "detail")
-STAGE_COLUMNS = ("stage", "found", "seconds", "peak_memory_bytes", "key")
+STAGE_COLUMNS = ("stage", "found", "seconds", "peak_memory_bytes", "artifact")
+TEXT_COLUMNS = ("prompt", "outcome", "reference_text", "candidate_text")
 CELL_COLUMNS = (
-    "sweep", "cell", *FACTORS, "status", "error", "found", "patch_outcome", "first_diff_least",
+    "sweep", "cell", *FACTORS, "options", "source", "status", "error", "found", "patch_outcome", "first_diff_least",
     "first_diff_largest", "diff_largest", "identical_count", "prompts_count", "sensible_count",
     "candidate_sensible_count", "verdict", "seconds",
 )  # fmt: skip
@@ -48,6 +49,23 @@ def sweep_id(engine: Engine, sweep: str) -> int:
             there = f"there are {known[0]} to {known[1]}" if known[0] else "there is none yet"
             raise NotInDatabase(f"sweep {sweep!r} is not in the database: {there}")
         return found
+
+
+def check_filters(engine: Engine, filters: Mapping[str, Sequence[str]], status: Sequence[str]) -> None:
+    """Refuse a value that no stored cell has. Errors: `NotInDatabase` with the values there are."""
+    with reading(engine) as session:
+        for factor, values in filters.items():
+            if values:
+                there = set(session.scalars(select(getattr(Cell, factor)).distinct()))
+                refuse_absent(f"--{factor.replace('_', '-')}", values, there)
+        if status:
+            refuse_absent("--status", status, {PENDING, *session.scalars(select(Result.status).distinct())})
+
+
+def refuse_absent(option: str, asked: Sequence[str], there: set[str]) -> None:
+    absent = sorted(set(asked) - there)
+    if absent:
+        raise NotInDatabase(f"{option} {absent[0]}: no cell has it; there are: {', '.join(sorted(there)) or 'none'}")
 
 
 def filtered(query: Select, filters: Mapping[str, Sequence[str]], status: Sequence[str], sweep: int | None) -> Select:
@@ -101,7 +119,7 @@ def result_rows(
 
 def cell_part(cell: Cell, result: Result | None) -> dict[str, Any]:
     """What is said of a cell whatever became of it."""
-    row = {"sweep": cell.sweep_id, "cell": cell.id}
+    row = {"sweep": cell.sweep_id, "cell": cell.id, "options": cell.options or None, "source": cell.source}
     row |= {factor: getattr(cell, factor) for factor in FACTORS}
     row |= {"status": result.status if result else PENDING, "found": cell.found}
     row["patch_outcome"] = cell.patch_outcome
@@ -114,7 +132,7 @@ def summary_part(result: Result | None) -> dict[str, Any]:
     names = (
         "prompts_count", "identical_count", "sensible_count", "candidate_sensible_count",
         "first_diff_least", "first_diff_largest", "diff_least", "diff_largest", "non_finite_count",
-        "verdict", "failed_stage", "seconds", "stand_in", "measurement_version",
+        "verdict", "failed_stage", "checkpoint_dtype", "seconds", "stand_in", "measurement_version",
     )  # fmt: skip
     return {name: getattr(result, name, None) for name in names} | {"result": result.id if result else None}
 
@@ -149,9 +167,10 @@ def prompts_of(engine: Engine, result_ids: Sequence[int]) -> dict[int, list[Prom
 def sweep_rows(engine: Engine) -> list[dict[str, Any]]:
     """One dict a sweep, with `SWEEP_COLUMNS`."""
     ok = func.sum(case((Result.status == "ok", 1), else_=0))
-    failed = func.sum(case((Result.status != "ok", 1), else_=0))
+    skipped = func.sum(case((Result.status == "skipped", 1), else_=0))
+    failed = func.sum(case((Result.status.not_in(("ok", "skipped")), 1), else_=0))
     query = (
-        select(Sweep, func.count(Cell.id), func.sum(case((Cell.found, 1), else_=0)), ok, failed)
+        select(Sweep, func.count(Cell.id), func.sum(case((Cell.found, 1), else_=0)), ok, failed, skipped)
         .outerjoin(Cell, Cell.sweep_id == Sweep.id)
         .outerjoin(Result, Cell.result_id == Result.id)
         .group_by(Sweep.id)
@@ -168,16 +187,17 @@ def sweep_rows(engine: Engine) -> list[dict[str, Any]]:
                 "found": found or 0,
                 "ok": good or 0,
                 "failed": bad or 0,
-                "overrides": " ".join(sweep.overrides),
+                "skipped": left or 0,
+                "command": " ".join(["python -m runner", *sweep.overrides]),
             }
-            for sweep, cells, found, good, bad in session.execute(query)
+            for sweep, cells, found, good, bad, left in session.execute(query)
         ]
 
 
 def cell_detail(engine: Engine, cell_id: int) -> dict[str, Any]:
-    """Everything about one cell but its prompts and packages.
+    """Everything about one cell but its numbers and packages.
 
-    {"cell": its row, "result": the result's columns, "changes", "stages": rows}.
+    {"cell": its row, "result": the result's columns, "prompts", "changes", "stages": rows}.
     """
     with reading(engine) as session:
         cell = existing_cell(session, cell_id)
@@ -185,9 +205,16 @@ def cell_detail(engine: Engine, cell_id: int) -> dict[str, Any]:
         return {
             "cell": cell_part(cell, result) | {"sweep started": cell.sweep.started},
             "result": columns_of(result) if result else {},
+            "prompts": [{c: getattr(row, c) for c in TEXT_COLUMNS} for row in (result.prompts if result else [])],
             "changes": [{c: getattr(row, c) for c in CHANGE_COLUMNS} for row in cell.changes],
-            "stages": [{c: getattr(row, c) for c in STAGE_COLUMNS} for row in (result.stages if result else [])],
+            "stages": [stage_part(row) for row in (result.stages if result else [])],
         }
+
+
+def stage_part(stage: StageRun) -> dict[str, Any]:
+    """A stage's columns, with its artifact's place in the store."""
+    columns = {c: getattr(stage, c) for c in ("stage", "found", "seconds", "peak_memory_bytes")}
+    return columns | {"artifact": f"{stage.stage}/{stage.key}"}
 
 
 def columns_of(row: Any) -> dict[str, Any]:

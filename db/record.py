@@ -53,11 +53,13 @@ class NewResult:
 
 
 @dataclass(frozen=True)
-class PatchOutcome:
-    """What became of a cell's patch set: its hash, a word, and each change's columns."""
+class Provenance:
+    """What a cell's export was made of: columns of `Cell`, and each patch change's columns.
 
-    hash: str | None = None
-    word: str | None = None
+    The cell's and not the result's: equal results may come from different requests.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
     changes: Sequence[Mapping[str, Any]] = ()
 
 
@@ -91,13 +93,13 @@ def find_result(engine: Engine, result_hash: str) -> Result | None:
         return session.scalar(query)
 
 
-def attach(engine: Engine, cell_id: int, result_id: int, found: bool, patch: PatchOutcome) -> None:
+def attach(engine: Engine, cell_id: int, result_id: int, found: bool, provenance: Provenance) -> None:
     """Point a cell at a result that is there; `found`: it was there before this sweep."""
     with writing(engine) as session:
-        finish_cell(session, cell_id, result_id, found, patch)
+        finish_cell(session, cell_id, result_id, found, provenance)
 
 
-def record_result(engine: Engine, cell_id: int, new: NewResult, patch: PatchOutcome) -> int:
+def record_result(engine: Engine, cell_id: int, new: NewResult, provenance: Provenance) -> int:
     """Store a result and point the cell at it, in one transaction. Returns the result's id."""
     with writing(engine) as session:
         result = Result(**new.values, **summary(new.prompts))
@@ -110,14 +112,14 @@ def record_result(engine: Engine, cell_id: int, new: NewResult, patch: PatchOutc
         session.add(result)
         session.flush()
         add_steps(session, result.prompts, new.prompts)
-        finish_cell(session, cell_id, result.id, False, patch)
+        finish_cell(session, cell_id, result.id, False, provenance)
         return result.id
 
 
-def finish_cell(session: Session, cell_id: int, result_id: int, found: bool, patch: PatchOutcome) -> None:
-    values = {"result_id": result_id, "found": found, "patch_hash": patch.hash, "patch_outcome": patch.word}
+def finish_cell(session: Session, cell_id: int, result_id: int, found: bool, provenance: Provenance) -> None:
+    values = {"result_id": result_id, "found": found, **provenance.values}
     session.execute(update(Cell).where(Cell.id == cell_id).values(values))
-    rows = [{"cell_id": cell_id, "position": n, **change} for n, change in enumerate(patch.changes)]
+    rows = [{"cell_id": cell_id, "position": n, **change} for n, change in enumerate(provenance.changes)]
     if rows:
         session.execute(insert(ChangeOutcome), rows)
 

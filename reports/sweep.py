@@ -13,55 +13,82 @@ from reports.table import number, span
 
 # What a reader wants named first; other factors follow when they vary.
 ALWAYS = ("model", "builder", "patch")
+MEASURED = ("First-token max abs diff", "Largest", "Identical", "Text")
 ODD_WORDS = ("wrong", "empty", "loop", "markers")
+ERROR_LENGTH = 60
+PATCH_WORDS = {"present": "is already in", "not_applicable": "has nothing to change in"}
 
 
 def collect(db: str | None, sweep: str = "latest") -> dict[str, Any]:
-    """The report as data: {"sweep", "rows": one dict a cell}. Errors: `query.UnknownSweep`."""
+    """The report as data: {"sweep": its row, "rows": one dict a cell, "packages"}. Errors: `query.NotInDatabase`."""
     engine = open_database(db, create=False)
     sweep_id = query.sweep_id(engine, sweep)
+    (about,) = [row for row in query.sweep_rows(engine) if row["sweep"] == sweep_id]
     cells = query.cell_rows(engine, sweep=sweep_id)
     prompts = query.prompts_of(engine, sorted({c["result"] for c in cells if c["result"]}))
-    rows = []
-    for cell in cells:
-        mine = prompts.get(cell["result"], [])
-        rows.append(cell | {"texts": text_note(mine, cell)})
+    rows = [cell | from_prompts(prompts.get(cell["result"], []), cell) for cell in cells]
+    packages = versions(engine, [cell["cell"] for cell in cells if cell["status"] == "ok"][:1])
     engine.dispose()
-    return {"sweep": sweep_id, "rows": rows}
+    return {"sweep": about, "rows": rows, "packages": packages}
 
 
-def text_note(prompts: list, cell: dict[str, Any]) -> str:
-    """What went wrong with the text: "2 wrong, 1 empty"; and of a reference that makes no sense."""
+def versions(engine, cells: list[int]) -> dict[str, str]:
+    """The versions that a reader of numbers asks for, of the first cell that has some."""
+    wanted = {
+        "transformers": "reference",
+        "onnxruntime-genai": "runtime",
+        "onnxruntime": "runtime",
+        "torch": "reference",
+    }
+    found = {row["package"]: row for cell in cells for row in query.package_rows(engine, cell)}
+    return {name: found[name].get(role) for name, role in wanted.items() if name in found}
+
+
+def from_prompts(prompts: list, cell: dict[str, Any]) -> dict[str, Any]:
+    """What the prompts add to a cell's row: a note on the text, and the span of the reference's logits."""
     odd = Counter(p.outcome for p in prompts if p.outcome in ODD_WORDS)
     notes = [f"{count} {word}" for word, count in odd.items()]
     senseless = sum(p.sensible is False for p in prompts)
     if senseless:
-        notes.append(f"reference not sensible in {senseless}")
+        notes.append(f"reference itself not sensible in {senseless}")
     if cell["non_finite_count"]:
         notes.append(f"{cell['non_finite_count']} not finite")
-    return ", ".join(notes) or ("as expected" if cell["candidate_sensible_count"] else "")
+    text = ", ".join(notes) or ("as expected" if cell["candidate_sensible_count"] else "")
+    ranges = [p.reference_range for p in prompts if p.reference_range is not None]
+    return {"texts": text, "logit_range": [min(ranges), max(ranges)] if ranges else None}
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """The report as a markdown table, and a line for each thing a reader must know."""
+    """The report as it stands alone: what was run and on what, the table, and its notes."""
+    about = report["sweep"]
+    packages = ", ".join(f"{name} {version}" for name, version in report["packages"].items())
+    head = [f"Sweep {about['sweep']}, {about['started']} UTC: `{about['command']}`", ""]
+    return "\n".join([*head, table(report), *([f"- Packages: {packages}."] if packages else [])])
+
+
+def table(report: dict[str, Any]) -> str:
+    """The table, and a line for each thing that a reader of it must know."""
     rows = report["rows"]
-    varying = [f for f in FACTORS if len({row[f] for row in rows}) > 1]
-    shown = list(dict.fromkeys([*ALWAYS, *varying]))
-    shown = [f for f in FACTORS if f in shown]
-    fixed = ", ".join(f"{f} {rows[0][f]}" for f in FACTORS if f not in shown) if rows else ""
-    header = [
-        *shown, "First-token logits max abs diff", "Largest diff", "Greedy continuations identical", "Text",
-    ]  # fmt: skip
-    body = [[*(row[f] for f in shown), *outcome_columns(row)] for row in rows]
-    lines = [markdown_table(header, body), "", f"All cells: {fixed}." if fixed else ""]
-    lines += notes(rows)
-    return "\n".join(lines).rstrip()
+    names = [*FACTORS, "options"]
+    varying = [name for name in names if len({row[name] for row in rows}) > 1]
+    shown = [name for name in names if name in (*ALWAYS, *varying)]
+    body = [["" if row[n] is None else row[n] for n in ("cell", *shown)] + measured(row) for row in rows]
+    fixed = ", ".join(f"{name} {label(name, rows)}" for name in names if name not in shown and rows[0][name])
+    return "\n".join([markdown_table(["cell", *shown, *MEASURED], body), "", f"- All cells: {fixed}.", *notes(rows)])
 
 
-def outcome_columns(row: dict[str, Any]) -> list[str]:
+def label(name: str, rows: list[dict[str, Any]]) -> str:
+    """A factor that all cells share; of a dtype that is as stored, what that is."""
+    value = rows[0][name]
+    stored = {row["checkpoint_dtype"] for row in rows if row["checkpoint_dtype"]}
+    return f"stored ({', '.join(sorted(stored))})" if name == "dtype" and value == "stored" and stored else value
+
+
+def measured(row: dict[str, Any]) -> list[str]:
     """The columns right of the factors; a failed export shows its error, not a hole."""
     if row["status"] != "ok":
-        return [f"{row['status']}: {row['error']}" if row["error"] else row["status"], "", "", ""]
+        text = f"{row['status']}: {row['error']}" if row["error"] else row["status"]
+        return [text if len(text) <= ERROR_LENGTH else text[: ERROR_LENGTH - 1] + "…", "", "", ""]
     return [
         span(row["first_diff_least"], row["first_diff_largest"]),
         number(row["diff_largest"]),
@@ -71,18 +98,39 @@ def outcome_columns(row: dict[str, Any]) -> list[str]:
 
 
 def notes(rows: list[dict[str, Any]]) -> list[str]:
-    """Lines below the table: patches that changed nothing, stand-ins, what to do about failures."""
+    """Lines below the table: how to read it, patches that changed nothing, and what to do about failures."""
     lines = []
+    ranges = [row["logit_range"] for row in rows if row["logit_range"]]
+    if ranges:
+        least, largest = min(r[0] for r in ranges), max(r[1] for r in ranges)
+        lines.append(
+            "Differences are of logits, between export and reference, ranges over prompts;"
+            f" the reference's first-token logits span {span(least, largest)}."
+        )
+    lines += [
+        f"{r['patch']} {PATCH_WORDS[r['patch_outcome']]} builder {r['builder']}."
+        for r in rows
+        if r["patch_outcome"] in PATCH_WORDS
+    ]
+    lines += [
+        f"Builder {r['builder']} is {r['source']}."
+        for r in rows
+        if r["source"] and not r["source"].startswith("release")
+    ]
+    lines += [f"Made by the stand-in {r['stand_in']}: cell {r['cell']}." for r in rows if r["stand_in"]]
+    return [f"- {line}" for line in [*dict.fromkeys(lines), *failures(rows)]]
+
+
+def failures(rows: list[dict[str, Any]]) -> list[str]:
+    """Each kind of failure once, with its cells, the whole error, and what to do."""
+    kinds: dict[tuple, list[str]] = {}
     for row in rows:
-        name = f"builder {row['builder']}, patch {row['patch']}"
-        if row["patch_outcome"] in ("present", "not_applicable"):
-            word = {"present": "is already in", "not_applicable": "has nothing to change in"}
-            lines.append(f"- {row['patch']} {word[row['patch_outcome']]} builder {row['builder']}.")
-        if row["stand_in"]:
-            lines.append(f"- {name}: made by the stand-in {row['stand_in']}.")
-        if row["status"] != "ok" and row["hint"]:
-            lines.append(f"- {name}: {row['status']}: {row['hint']}.")
-    failed = [str(row["cell"]) for row in rows if row["status"] not in ("ok", "config_failed", "skipped")]
-    if failed:
-        lines.append(f"- All about a failed cell: `python -m db show CELL` (cells {', '.join(failed[:10])}).")
-    return ["", *dict.fromkeys(lines)] if lines else []
+        if row["status"] not in ("ok", query.PENDING):
+            kinds.setdefault((row["status"], row["error"], row["hint"]), []).append(str(row["cell"]))
+    lines = []
+    for (status, error, hint), cells in kinds.items():
+        which = f"Cell{'s' * (len(cells) > 1)} {', '.join(cells[:8])}{' …' * (len(cells) > 8)}"
+        lines.append(
+            f"{which}: {status}: {error}" + (f" ({hint})" if hint else "") + f"; `python -m db show {cells[0]}`"
+        )
+    return lines

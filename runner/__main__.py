@@ -29,6 +29,7 @@ def front_door(_config: object) -> None:
 
 def start() -> None:
     try:
+        sys.argv = ["python -m runner", *compose.options_first(sys.argv[1:])]
         compose.check_keys(sys.argv[1:], paths.CONF)
         front_door()  # returns only after --help, --cfg and the like
         code = main.OK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,11 @@ FACTORS = (
     "model", "dtype", "layers", "builder", "patch", "runtime", "backend", "precision",
     "prompts", "reference", "max_new_tokens", "threads",
 )  # fmt: skip
+# Keys inside a factor that its label tells already.
+TOLD = {
+    "model.path", "model.name", "builder.path", "builder.ref", "builder.name",
+    "patch.number", "patch.from", "patch.to", "patch.file", "patch.reverse",
+}  # fmt: skip
 assert set(FACTORS) == {field.name for field in fields(schema.Factors)}
 
 
@@ -28,18 +33,20 @@ assert set(FACTORS) == {field.name for field in fields(schema.Factors)}
 class Cell:
     """One cell of a sweep.
 
-    factors: {factor: value as asked}; config: the checked config, or None
-    where `failure` says why there is none.
+    factors: {factor: value as asked}; options: what was asked of a factor's
+    insides (``reference.attention=sdpa``), which its name does not tell;
+    config: the checked config, or None where `failure` says why there is none.
     """
 
     factors: Mapping[str, str]
+    options: str = ""
     config: schema.Factors | None = None
     failure: ConfigFailed | None = None
 
     @property
     def hash(self) -> str:
         """Hash of the factor values as asked."""
-        return hashing.of_value(dict(self.factors))
+        return hashing.of_value(dict(self.factors), self.options)
 
     def asked(self) -> dict[str, Any]:
         """The config as plain data."""
@@ -47,11 +54,19 @@ class Cell:
 
     def name(self) -> str:
         """The values that tell a reader which cell this is."""
-        return " ".join(self.factors[f] for f in ("model", "dtype", "builder", "patch"))
+        told = [self.factors[f] for f in ("model", "dtype", "builder", "patch")]
+        return " ".join([*told, self.options] if self.options else told)
 
 
-def from_plain(plain: Mapping[str, Any], choices: Mapping[str, str]) -> Cell:
-    """A cell from a composed config as plain dicts, and Hydra's group choices.
+def options_of(overrides: Sequence[str]) -> str:
+    """The overrides that reach inside a factor and that no label tells, sorted."""
+    keys = {override.lstrip("+~").partition("=")[0]: override for override in overrides}
+    told = {key: text for key, text in keys.items() if key.split(".")[0] in FACTORS and "." in key and key not in TOLD}
+    return " ".join(told[key].lstrip("+") for key in sorted(told))
+
+
+def from_plain(plain: Mapping[str, Any], choices: Mapping[str, str], overrides: Sequence[str] = ()) -> Cell:
+    """A cell from a composed config as plain dicts, Hydra's group choices, and the overrides that made it.
 
     A config that is not right gives a cell with its `failure`, never an exception.
     """
@@ -61,8 +76,8 @@ def from_plain(plain: Mapping[str, Any], choices: Mapping[str, str]) -> Cell:
         factors = labels(config, choices)
         check(config)
     except ConfigFailed as failure:
-        return Cell(factors, failure=failure)
-    return Cell(factors, config=config)
+        return Cell(factors, options_of(overrides), failure=failure)
+    return Cell(factors, options_of(overrides), config=config)
 
 
 def typed(plain: Mapping[str, Any]) -> schema.Factors:
@@ -143,7 +158,7 @@ def patch_label(patch: schema.Patch, choices: Mapping[str, str]) -> str:
     chosen = [part.strip() for part in str(choices.get("patch", "")).strip("[]").split(",")]
     names = [name for name in chosen if name not in ("file", "pr", "diff")]
     names += [diff.name() for diff in patch.diffs]
-    return "+".join(names) + (" reversed" if patch.reverse else "")
+    return "+".join(names) + (" reversed" if patch.reverse and (patch.changes or patch.diffs) else "")
 
 
 def builder_label(builder: schema.Builder) -> str:
@@ -157,6 +172,8 @@ def builder_label(builder: schema.Builder) -> str:
 
 def check(config: schema.Factors) -> None:
     """Values that types cannot check. Errors: `ConfigFailed`: what, where, what is allowed."""
+    if not config.model.path.strip():
+        raise ConfigFailed("model.path: it is empty", hint="name the checkpoint's folder: model.path=DIR")
     one_of("dtype", config.dtype, schema.DTYPES)
     one_of("precision", config.precision, schema.PRECISIONS)
     one_of("prompts.template", config.prompts.template, schema.TEMPLATES)

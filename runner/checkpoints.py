@@ -102,7 +102,8 @@ def read_config(path: Path) -> dict:
     """The folder's config.json. Errors: `CheckpointFailed`."""
     hint = "model.path must name a folder with config.json, *.safetensors and the tokenizer's files"
     if not path.is_dir():
-        raise CheckpointFailed(f"model folder {path} does not exist", hint=hint)
+        what = "is a file, not a folder" if path.exists() else "does not exist"
+        raise CheckpointFailed(f"model folder {path} {what}", hint=hint)
     file = path / "config.json"
     if not file.exists():
         raise CheckpointFailed(f"no config.json in {path}", hint=hint)

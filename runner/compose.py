@@ -15,7 +15,7 @@ import difflib
 import itertools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from hydra.core.config_loader import ConfigLoader
@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from runner import releases, schema
-from runner.cells import FACTORS, Cell, from_plain
+from runner.cells import FACTORS, Cell, from_plain, options_of
 from runner.failures import ConfigFailed
 
 KEYS = frozenset(field.name for field in fields(schema.Config))
@@ -47,6 +47,21 @@ class Part:
 
     overrides: tuple[str, ...]
     composed: Composed | ConfigFailed
+
+
+# Hydra's options that take a value.
+VALUED = {"--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p", "--cfg", "-c"}
+
+
+def options_first(arguments: list[str]) -> list[str]:
+    """Options before overrides: Hydra's parser takes overrides in one place only."""
+    options, overrides, rest = [], [], iter(arguments)
+    for argument in rest:
+        if argument in VALUED:
+            options += [argument, *itertools.islice(rest, 1)]
+        else:
+            (options if argument.startswith("-") else overrides).append(argument)
+    return options + overrides
 
 
 def check_keys(arguments: list[str], conf: Path) -> None:
@@ -76,7 +91,21 @@ def compose_sweep(loader: ConfigLoader, master: DictConfig, arguments: list[str]
         for assigned, cell in assemble(loader, master, fixed + list(outer), axes):
             cells[tuple(sorted((*outer, *assigned)))] = cell
     # Back to the order in which the axes stand on the command line.
-    return [cells[tuple(sorted(combination))] for combination in itertools.product(*swept.values())]
+    return told_apart([cells[tuple(sorted(combination))] for combination in itertools.product(*swept.values())])
+
+
+def told_apart(cells: list[Cell]) -> list[Cell]:
+    """Name models by their whole path where two folders of one name are in a sweep."""
+    paths: dict[str, set[str]] = {}
+    for cell in cells:
+        if cell.config:
+            paths.setdefault(cell.factors["model"], set()).add(cell.config.model.path)
+    return [
+        replace(cell, factors={**cell.factors, "model": cell.config.model.path})
+        if cell.config and len(paths[cell.factors["model"]]) > 1
+        else cell
+        for cell in cells
+    ]
 
 
 def values_of(override: Override) -> list[str]:
@@ -111,11 +140,11 @@ def assemble(loader, master, fixed: list[str], axes: Mapping[str, list[tuple[str
     ]
     for combination in itertools.product(*parts):
         assigned = tuple(itertools.chain.from_iterable(part.overrides for part in combination))
-        yield assigned, cell_of(base, dict(zip(axes, combination, strict=True)))
+        yield assigned, cell_of(base, dict(zip(axes, combination, strict=True)), [*fixed, *assigned])
 
 
-def cell_of(base: Composed | ConfigFailed, parts: Mapping[str, Part]) -> Cell:
-    """A cell from the base config and one part an axis."""
+def cell_of(base: Composed | ConfigFailed, parts: Mapping[str, Part], overrides: list[str]) -> Cell:
+    """A cell from the base config and one part an axis; `overrides` are those of both."""
     composed = [base, *(part.composed for part in parts.values())]
     failure = next((item for item in composed if isinstance(item, ConfigFailed)), None)
     plain, choices = ({}, {}) if isinstance(base, ConfigFailed) else (base.plain, base.choices)
@@ -129,8 +158,8 @@ def cell_of(base: Composed | ConfigFailed, parts: Mapping[str, Part]) -> Cell:
             choices[axis] = part.composed.choices.get(axis, "")
     if failure:
         factors = {name: str(choices.get(name, plain.get(name, ""))) for name in FACTORS}
-        return Cell(factors, failure=failure)
-    return from_plain(plain, choices)
+        return Cell(factors, options_of(overrides), failure=failure)
+    return from_plain(plain, choices, overrides)
 
 
 def compose_one(loader, master: DictConfig, overrides: list[str]) -> Composed | ConfigFailed:
@@ -160,7 +189,8 @@ def reason(error: BaseException) -> str:
     lines: list[str] = []
     current: BaseException | None = error
     while current is not None:
-        line = next(iter(str(current).strip().splitlines()), "")
+        said = [text.strip() for text in str(current).strip().splitlines()] or [""]
+        line = " ".join(said[:2]) if said[0].endswith(":") else said[0]
         if line and not any(line in known for known in lines):
             lines.append(line)
         current = current.__cause__

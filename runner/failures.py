@@ -16,13 +16,17 @@ from db.models import error_line
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a stage's process left behind: absent values are None."""
+    """What a stage's process left behind: absent values are None.
+
+    frame: the last place in the builder's own sources that an error passed.
+    """
 
     exit_code: int | None = None
     signal: str | None = None
     stderr_tail: str | None = None
     peak_memory_bytes: int | None = None
     seconds: float | None = None
+    frame: str | None = None
 
 
 class Failure(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 
 from hydra.core.config_loader import ConfigLoader
@@ -12,6 +13,7 @@ from db.engine import DatabaseProblem, url_of
 from runner import compose, schema, sweep
 from runner.cells import one_of
 from runner.failures import ConfigFailed
+from runner.scrub import scrub
 
 
 class Finished(SystemExit):
@@ -26,12 +28,13 @@ def act(loader: ConfigLoader, config: DictConfig, overrides: list[str]) -> int:
     try:
         settings = settings_of(config)
         cells = compose.compose_sweep(loader, config, overrides)
-        rows = sweep.run(cells, settings, overrides)
+        rows = sweep.run(cells, settings, [scrub(word) for word in sys.argv[1:]])
     except (ConfigFailed, DatabaseProblem) as error:
         complain(str(error), getattr(error, "hint", ""))
         return BAD_CONFIG
     except sweep.Interrupted as stop:
-        show(stop.sweep, settings)
+        done = sum(row.status != "skipped" for row in stop.rows)
+        complain(f"interrupted: {done} of {len(stop.rows)} cells have a result", "the same command goes on from here")
         return INTERRUPTED
     except Exception:
         traceback.print_exc()
@@ -73,7 +76,7 @@ def show(sweep_id: int, settings: schema.Settings) -> None:
     from reports import sweep as report
 
     url = url_of(settings.db.url)
-    print(report.markdown(report.collect(url, str(sweep_id))))
+    print(report.table(report.collect(url, str(sweep_id))))
     where = url.removeprefix("sqlite:///")
     flag = "" if where == url_of(None).removeprefix("sqlite:///") else f" --db {where}"
     print(f"\nStored as sweep {sweep_id} in {where}")

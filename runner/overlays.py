@@ -58,7 +58,7 @@ def patched_copy(store: Store, key: str, inputs: dict, source: Source, patch: Pa
         if failed:
             failure = PatchFailed(
                 f"{failed['change']}: {failed['detail']}",
-                hint="give the change a variant for this builder in conf/patch/, or leave it out",
+                hint=f"correct its anchor, count or pattern, or add a variant; the sources are in {source.path}",
             )
             failure.outcomes = outcomes
             raise failure

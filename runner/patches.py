@@ -107,7 +107,7 @@ def _apply_change(tree: Path, name: str, change: Change, version: Version | None
     failures = []
     for variant in candidates:
         try:
-            texts, missing = _edited(tree, variant)
+            texts, missing, doubtful = _edited(tree, variant)
         except _Failure as failure:
             failures.append(failure.args)
             continue
@@ -115,13 +115,14 @@ def _apply_change(tree: Path, name: str, change: Change, version: Version | None
             _write(tree / file, texts[file])
         file, *more = _files(variant.edits)
         status = "applied" if missing else "present"
-        return Outcome(name, status, _summary(variant, missing), None if more else file)
+        return Outcome(name, status, _summary(variant, missing, doubtful), None if more else file)
     return Outcome(name, "failed", *failures[0])  # the newest variant's
 
 
-def _summary(variant: Variant, missing: list[Edit]) -> str:
+def _summary(variant: Variant, missing: list[Edit], doubtful: list[Edit]) -> str:
     if not missing:
-        return f"already in {', '.join(_files(variant.edits))}"
+        doubt = "; but the anchor is there as well: is the pattern `present` true of unpatched sources?"
+        return f"already in {', '.join(_files(variant.edits))}{doubt if doubtful else ''}"
     there = [f"{edit.file} {_title(edit)}" for edit in variant.edits if edit not in missing]
     done = f"edited {', '.join(_files(missing))} (builders {variant.builders})"
     return done + (f"; already there: {', '.join(there)}" if there else "")
@@ -131,8 +132,11 @@ def _files(edits: list[Edit]) -> list[str]:
     return list(dict.fromkeys(edit.file for edit in edits))
 
 
-def _edited(tree: Path, variant: Variant) -> tuple[dict[str, str], list[Edit]]:
-    """Return each file's text after the change, and the edits that were not there yet.
+def _edited(tree: Path, variant: Variant) -> tuple[dict[str, str], list[Edit], list[Edit]]:
+    """Return each file's text after the change, the edits that were not there yet, and the doubtful ones.
+
+    Doubtful are those that count as there although their anchor is and what they put is not: a fix in
+    other words, or a pattern that is too loose.
 
     `find` and `present` are looked up in the text before the change: edits do not see each other.
     """
@@ -160,7 +164,14 @@ def _edited(tree: Path, variant: Variant) -> tuple[dict[str, str], list[Edit]]:
             key = "present" if edit.present else "absent"
             wrong = f"was replaced, but `{key}` {edit.present or edit.absent!r} does not hold for the result"
             raise _Failure(f"{edit.file}: {_title(edit)} {wrong}", edit.file)
-    return after, missing
+    doubtful = [
+        edit
+        for edit in variant.edits
+        if edit not in missing
+        and len(_occurrences(before[edit.file], edit.find)) == edit.count
+        and not _occurrences(before[edit.file], edit.put)
+    ]
+    return after, missing, doubtful
 
 
 def _occurrences(text: str, find: str) -> list[tuple[int, int, str]]:
@@ -254,8 +265,9 @@ def _mismatch(edit: Edit, text: str, starts: list[int]) -> str:
         return f"{head}, on line{'s' * (len(starts) != 1)} {', '.join(numbers)}"
     lines, anchor = text.replace("\r\n", "\n").split("\n"), _lines(edit.find)
     first = nearest_region(lines, anchor)
-    region = enumerate(lines[first:][: len(anchor)][:SHOWN_LINES], first + 1)
-    return "\n".join([f"{head}; the most similar there is", *(f"  {number}: {line}" for number, line in region)])
+    region = lines[first:][: len(anchor)][:SHOWN_LINES]
+    most = f"{head}; the most similar there is, on line {first + 1}: `{region[0].strip()}`"
+    return "\n".join([most, *(f"  {number}: {line}" for number, line in enumerate(region, first + 1))])
 
 
 def nearest_region(lines: list[str], anchor: list[str]) -> int:

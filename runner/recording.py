@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from db.record import NewResult, PatchOutcome
+from db.record import NewResult, Provenance
 from runner import hashing, machine
 from runner.cells import Cell, plain
 from runner.failures import Failure
 from runner.plan import MEASUREMENT_VERSION, Plan
+from runner.scrub import scrub
 from runner.stages import StageRun
 
 # A patch set's outcome in a word is the first of these that one of its changes has.
@@ -37,11 +38,12 @@ def failure(failed: Failure, plan: Plan | None, runs: Sequence[StageRun], second
         "measurement_version": MEASUREMENT_VERSION,
         "failed_stage": failed.stage,
         "error_type": failed.error_type or None,
-        "error": failed.message,
-        "hint": failed.hint or None,
+        "error": scrub(failed.message),
+        "error_frame": evidence.frame,
+        "hint": scrub(failed.hint) or None,
         "exit_code": evidence.exit_code,
         "signal": evidence.signal,
-        "stderr_tail": evidence.stderr_tail or None,
+        "stderr_tail": scrub(evidence.stderr_tail or "") or None,
         "peak_memory_bytes": evidence.peak_memory_bytes or peak_memory(runs),
     }
     return new_result(values, plan, runs, seconds)
@@ -71,16 +73,20 @@ def new_result(
     )
 
 
-def patch_outcome(cell: Cell, outcomes: Sequence[dict]) -> PatchOutcome:
-    """What became of a cell's patch set. outcomes: the changes', as `patches.Outcome` has them."""
+def provenance(cell: Cell, plan: Plan | None, outcomes: Sequence[dict] = ()) -> Provenance:
+    """What a cell's export was made of. outcomes: its patch's, where there is no plan to have them."""
     if cell.config is None:
-        return PatchOutcome()
+        return Provenance()
+    outcomes = plan.overlay.outcomes if plan else outcomes
     statuses = {outcome["status"] for outcome in outcomes}
-    return PatchOutcome(
-        hash=hashing.of_value(plain(cell.config.patch)),
-        word=next((status for status in STRONGEST_FIRST if status in statuses), "none"),
-        changes=[{key: outcome[key] for key in ("change", "status", "detail")} for outcome in outcomes],
-    )
+    values: dict = {
+        "patch_hash": hashing.of_value(plain(cell.config.patch)),
+        "patch_outcome": next((status for status in STRONGEST_FIRST if status in statuses), "none"),
+    }
+    if plan:
+        source = plan.source
+        values |= {"source": scrub(source.said), "source_commit": source.commit, "source_dirty": source.dirty}
+    return Provenance(values, [{key: o[key] for key in ("change", "status", "detail")} for o in outcomes])
 
 
 def peak_memory(runs: Sequence[StageRun]) -> int | None:

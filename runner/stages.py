@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from runner import environments
@@ -105,14 +106,16 @@ class Stages:
                     out.mkdir()
                     work.mkdir()
                     task = Task(stage.name, arguments, out, work, plan.threads, plan.checkpoint.model_type)
-                    self.on_stage(cell, stage.name)
-                    meta, evidence = await self.workers.run(python, task)
+                    say = partial(self.on_stage, cell)
+                    meta, evidence = await self.workers.run(python, task, say)
                     runs[stage.name] = StageRun(
                         stage.name, stage.key, False, evidence.seconds, evidence.peak_memory_bytes
                     )
                     self.made.add(stage.key)
                     return self.store.finish(stage.name, stage.key, out, stage.inputs, meta)
             except TaskFailed as failed:
+                cost = failed.evidence
+                runs[stage.name] = StageRun(stage.name, stage.key, False, cost.seconds, cost.peak_memory_bytes)
                 raise as_failure(stage.name, failed) from failed
 
 

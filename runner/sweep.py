@@ -78,7 +78,14 @@ def run(cells: Sequence[Cell], settings: schema.Settings, overrides: Sequence[st
     """
     engine = database.open_database(settings.db.url)
     entries = [
-        {"hash": cell.hash, "config": cell.asked(), **dict.fromkeys(FACTORS, ""), **cell.factors} for cell in cells
+        {
+            "hash": cell.hash,
+            "config": cell.asked(),
+            "options": cell.options,
+            **dict.fromkeys(FACTORS, ""),
+            **cell.factors,
+        }
+        for cell in cells
     ]
     sweep_id, cell_ids = record.begin_sweep(engine, overrides, project_version(), entries)
     job = SweepJob(engine, settings, sweep_id, list(zip(cell_ids, cells, strict=True)))
@@ -121,6 +128,9 @@ class SweepJob:
                 waiting = await self.plan_all()
                 self.progress.planned(len(waiting))
                 await in_parallel(waiting, self.run_cell, at_a_time=2 * jobs + 2)
+            except asyncio.CancelledError:
+                self.progress.say("interrupted: stopping")
+                raise
             finally:
                 await workers.close()
 
@@ -179,21 +189,20 @@ class SweepJob:
 
     def succeed(self, cell_id: int, cell: Cell, plan: Plan, comparison: dict, runs, seconds: float) -> Ending:
         new = recording.success(plan, comparison, runs, comparison["dtypes"], seconds)
-        patch = recording.patch_outcome(cell, plan.overlay.outcomes)
-        ending = Ending(record.record_result(self.engine, cell_id, new, patch), "ok")
+        made_of = recording.provenance(cell, plan)
+        ending = Ending(record.record_result(self.engine, cell_id, new, made_of), "ok")
         return self.done(cell_id, cell, ending, found=False)
 
     def fail(self, cell_id: int, cell: Cell, failure: Failure, plan: Plan | None, runs, seconds: float) -> Ending:
         new = recording.failure(failure, plan, runs, seconds)
-        patch = recording.patch_outcome(cell, plan.overlay.outcomes if plan else failure.outcomes)
-        result = record.record_result(self.engine, cell_id, new, patch)
+        made_of = recording.provenance(cell, plan, failure.outcomes)
+        result = record.record_result(self.engine, cell_id, new, made_of)
         fault = isinstance(failure, Fault)
         ending = Ending(result, failure.status, failure.line(), failure.hint, fault)
         return self.done(cell_id, cell, ending, found=False)
 
     def attach(self, cell_id: int, cell: Cell, plan: Plan, ending: Ending, found: bool) -> None:
-        patch = recording.patch_outcome(cell, plan.overlay.outcomes)
-        record.attach(self.engine, cell_id, ending.result, found, patch)
+        record.attach(self.engine, cell_id, ending.result, found, recording.provenance(cell, plan))
         self.done(cell_id, cell, ending, found)
 
     def done(self, cell_id: int, cell: Cell, ending: Ending, found: bool) -> Ending:

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -130,6 +130,10 @@ class ForkWorker:
                 future.exception()  # nobody may be waiting for it
 
     @property
+    def warm(self) -> bool:
+        return self.ready is not None and self.ready.done()
+
+    @property
     def alive(self) -> bool:
         return self.process is None or self.process.returncode is None
 
@@ -170,7 +174,7 @@ class ForkWorker:
 class ProcessWorker:
     """The same interface without fork: a process per task, imports and all."""
 
-    alive = True
+    alive = warm = True
 
     def __init__(self, python: Path, log: Path, byte_code: Path):
         self.python, self.log, self.byte_code = python, log, byte_code
@@ -221,15 +225,18 @@ class Workers:
         self.log_root, self.byte_code = log_root, byte_code
         self.workers: dict[Path, ForkWorker | ProcessWorker] = {}
 
-    async def run(self, python: Path, task: Task) -> tuple[dict, Evidence]:
-        """Run a task in the environment of `python`. Errors: `TaskFailed`."""
+    async def run(self, python: Path, task: Task, say: Callable[[str], None]) -> tuple[dict, Evidence]:
+        """Run a task in the environment of `python`; `say` hears what it is doing. Errors: `TaskFailed`."""
         worker = self.workers.get(python)
         if worker is None or not worker.alive:
             self.log_root.mkdir(parents=True, exist_ok=True)
             log = self.log_root / f"worker-{os.getpid()}-{len(self.workers)}.log"
             worker = self.workers[python] = self.kind(python, log, self.byte_code)
+        if not worker.warm:
+            say("worker starts")
         await worker.start()
         async with self.slots:
+            say(task.stage)
             pid, ended, kill = await worker.launch(task)
             try:
                 reason = await self.watch(pid, ended)
@@ -246,7 +253,7 @@ class Workers:
             return json.loads((task.work / "result.json").read_text(encoding="utf-8")), evidence
         if (task.work / "error.json").exists():
             error = json.loads((task.work / "error.json").read_text(encoding="utf-8"))
-            raise TaskFailed("error", evidence, error)
+            raise TaskFailed("error", replace(evidence, frame=error.get("frame")), error)
         raise TaskFailed("ended", evidence)
 
     async def watch(self, pid: int, ended: asyncio.Future) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lab import Lab
+from lab import Lab, builder_repository
 
 
 @pytest.fixture
@@ -17,3 +17,9 @@ def lab(tmp_path: Path) -> Lab:
 def shared_lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     """One store and database for the tests that only look at what sweeps have made."""
     return Lab(tmp_path_factory.mktemp("lab"))
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A git repository of the builder: see `lab.builder_repository`."""
+    return builder_repository(tmp_path_factory.mktemp("builder"))

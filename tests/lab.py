@@ -8,12 +8,16 @@ always new ones.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner import paths
+from omegaconf import OmegaConf
+
+from runner import patches, paths
+from runner.schema import Change, Changes
 
 ENVIRONMENTS = paths.state_root() / "store" / "environments"
 
@@ -53,3 +57,51 @@ class Lab:
         """Run the runner with environments shared among tests."""
         shared = f"store.environments={ENVIRONMENTS}"
         return self.call("runner", "-m", shared, *overrides, timeout=timeout)
+
+
+def run_git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main")
+    done = subprocess.run(["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def wheel_sources(version: str, to: Path) -> Path:
+    """The ``models`` folder of a published wheel."""
+    uv = Path(sys.executable).with_name("uv")
+    command = [uv, "pip", "install", "--quiet", "--no-deps", "--target", to / version, f"onnxruntime-genai=={version}"]
+    subprocess.run(command, check=True)
+    return to / version / "onnxruntime_genai" / "models"
+
+
+def shipped_changes(name: str) -> dict[str, Change]:
+    """A patch of conf/patch/, sets merged as their defaults list says."""
+    node = OmegaConf.load(paths.CONF / "patch" / f"{name}.yaml")
+    changes = {}
+    for single in node.pop("defaults", []):
+        changes |= shipped_changes(single)
+    return changes | OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Changes), node)).changes
+
+
+def builder_repository(root: Path) -> Path:
+    """A git repository of the builder, made from its wheels.
+
+    Tags v0.17.1 and v0.18.0; main is the latter plus the RoPE fix, which is pull request 2884; pull request 2939
+    adds the precision fixes to v0.18.0.
+    """
+    repository = root / "repository"
+    models = repository / "src" / "python" / "py" / "models"
+    models.parent.mkdir(parents=True)
+    run_git(repository, "init", "--quiet")
+    for version in ("0.17.1", "0.18.0"):
+        shutil.rmtree(models, ignore_errors=True)
+        shutil.copytree(wheel_sources(version, root / "wheels"), models, ignore=shutil.ignore_patterns("__pycache__"))
+        run_git(repository, "add", "--all")
+        run_git(repository, "commit", "--quiet", "-m", version)
+        run_git(repository, "tag", f"v{version}")
+    for number, patch in ((2939, "gemma_precision"), (2884, "rope_fix")):
+        run_git(repository, "checkout", "--quiet", "--detach", "v0.18.0")
+        patches.apply(models, shipped_changes(patch), "0.18.0")
+        run_git(repository, "commit", "--quiet", "-am", patch)
+        run_git(repository, "update-ref", f"refs/pull/{number}/head", "HEAD")
+    run_git(repository, "checkout", "--quiet", "-B", "main")
+    return repository

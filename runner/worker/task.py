@@ -38,7 +38,7 @@ def perform(request: dict) -> int:
         result = stage.run(request["arguments"], request["out"])
     except BaseException as error:  # whatever ends a stage is its result
         traceback.print_exc()
-        write(os.path.join(work, "error.json"), describe(error))
+        write(os.path.join(work, "error.json"), describe(error, request["arguments"].get("overlay")))
         return 1
     write(os.path.join(work, "result.json"), result or {})
     return 0
@@ -69,14 +69,23 @@ def settle(work: str, threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def describe(error: BaseException) -> dict:
+def describe(error: BaseException, overlay: str | None) -> dict:
     """An exception as data; its traceback is at the end of the log."""
     return {
         "type": getattr(error, "kind", "") or type(error).__name__,
         "message": str(error) or type(error).__name__,
         "hint": getattr(error, "hint", ""),
         "errno": getattr(error, "errno", None),
+        "frame": frame_inside(error, overlay) if overlay else None,
     }
+
+
+def frame_inside(error: BaseException, folder: str) -> str | None:
+    """The last frame of an error's traceback in a folder: ``file:line in function: text``."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename.startswith(folder + os.sep):
+            return f"{os.path.relpath(frame.filename, folder)}:{frame.lineno} in {frame.name}: {frame.line}"
+    return None
 
 
 def write(path: str, content: dict) -> None:

@@ -37,6 +37,18 @@ def test_a_table_is_wide_enough_and_leaves_empty_columns_out(capsys):
     assert "x" * 300 in shown and " b" not in shown
 
 
+def test_what_all_rows_share_is_said_once(capsys):
+    output.show([{"a": 1, "b": "same"}, {"a": 2, "b": "same"}], ("a", "b"), "table")
+    shown = capsys.readouterr().out
+    assert shown.count("same") == 1 and "all rows: b same" in shown
+
+
+def test_no_rows_is_said_and_is_still_json(capsys):
+    output.show([], ("a",), "json")
+    said = capsys.readouterr()
+    assert json.loads(said.out) == [] and "no rows" in said.err
+
+
 @given(st.lists(st.text(), min_size=1, max_size=5))
 def test_no_text_breaks_a_markdown_table(texts):
     lines = output.markdown_table(["h"], [[text] for text in texts]).split("\n")

@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from db import engine as database
 from db import query, record
 from db.models import FACTORS, Environment, MetricValue, Package, Result
-from db.record import NewResult, PatchOutcome
+from db.record import NewResult, Provenance
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def prompt(name: str, first: float, worst: float, identical: bool = True, sensib
     }
 
 
-PATCH = PatchOutcome("h", "applied", [{"change": "c", "status": "applied", "detail": "d"}])
+PATCH = Provenance({"patch_outcome": "applied"}, [{"change": "c", "status": "applied", "detail": "d"}])
 
 
 def ok(*prompts: dict, hash: str = "r", **values) -> NewResult:
@@ -126,7 +126,7 @@ def test_a_result_is_stored_whole_or_not_at_all(engine):
 def test_cells_that_share_a_result_keep_their_own_patch(engine):
     _, ids = record.begin_sweep(engine, [], "1", [cell(patch="fix"), cell(patch="none")])
     result = record.record_result(engine, ids[0], ok(prompt("p", 1, 1)), PATCH)
-    record.attach(engine, ids[1], result, False, PatchOutcome("n", "none"))
+    record.attach(engine, ids[1], result, False, Provenance({"patch_outcome": "none"}))
     rows = query.cell_rows(engine)
     assert [(r["result"], r["patch"], r["patch_outcome"]) for r in rows] == [
         (result, "fix", "applied"), (result, "none", "none"),
@@ -154,6 +154,10 @@ def test_filters(engine):
     assert patches(sweep=sweep) == patches() and patches(sweep=99) == []
     assert query.cell_rows(engine, status=["export_failed"])[0]["error"] == "E: bad"
     assert query.sweep_id(engine, "latest") == query.sweep_id(engine, str(sweep)) == sweep
+    with pytest.raises(query.NotInDatabase, match=r"--builder 9.*there are: 1, 2"):
+        query.check_filters(engine, {"builder": ["9"]}, [])
+    with pytest.raises(query.NotInDatabase, match="--status nonsense"):
+        query.check_filters(engine, {}, ["nonsense"])
     for unknown in ("99", "x"):
         with pytest.raises(query.NotInDatabase, match=f"there are {sweep} to {sweep}"):
             query.sweep_id(engine, unknown)

@@ -121,7 +121,7 @@ def test_a_missing_value_says_which(loader):
 def test_nested_keys_of_one_group_vary_together(loader):
     found = sweep_of(loader, "model=path,tiny_gemma2", "model.path=/a,/b")
     assert [c.config.model.path for c in found] == ["/a", "/b", "/a", "/b"]
-    assert [c.factors["model"] for c in found] == ["a", "b", "tiny_gemma2", "tiny_gemma2"]
+    assert [c.factors["model"] for c in found] == ["a", "b", "/a", "/b"]
 
 
 def test_a_patch_list_is_named_by_its_members(loader):
@@ -130,6 +130,26 @@ def test_a_patch_list_is_named_by_its_members(loader):
     (fixed,) = sweep_of(loader, "patch=[rope_fix,embed_scale_exact]")
     assert fixed.factors["patch"] == "rope_fix+embed_scale_exact"
     assert list(fixed.config.patch.changes)[-1] == "embed_scale_exact" and len(fixed.config.patch.changes) == 4
+
+
+def test_what_reaches_inside_a_factor_is_told(loader):
+    swept = sweep_of(loader, "reference.attention=eager,sdpa", "+backend.extra_options.a=1")
+    assert [c.options for c in swept] == [
+        "backend.extra_options.a=1 reference.attention=eager", "backend.extra_options.a=1 reference.attention=sdpa",
+    ]  # fmt: skip
+    assert swept[0].hash != swept[1].hash
+    (plain,) = sweep_of(loader, "model=path", "model.path=/a", "dtype=bf16", "limits.stall=5")
+    assert plain.options == ""
+
+
+def test_models_of_one_name_are_told_apart(loader):
+    swept = sweep_of(loader, "model=path", "model.path=/x/m,/y/m")
+    assert [c.factors["model"] for c in swept] == ["/x/m", "/y/m"]
+
+
+def test_options_go_before_overrides_wherever_they_stand():
+    given = ["-m", "a=1", "--config-dir", "conf", "b=2", "--cfg", "job"]
+    assert compose.options_first(given) == ["-m", "--config-dir", "conf", "--cfg", "job", "a=1", "b=2"]
 
 
 def test_a_duplicate_prompt_name_is_found(loader):

@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
+from lab import shipped_changes
 
 from runner import patches
 from runner.patches import Outcome
-from runner.schema import Change, Changes, Edit, Variant
+from runner.schema import Change, Edit, Variant
 
 CONF = Path(__file__).parents[2] / "conf" / "patch"
 SHIPPED = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem not in ("pr", "diff", "file"))
@@ -60,15 +60,6 @@ def files(tree: Path) -> dict[str, bytes]:
 def apply_one(tree: Path, change: Change, version: str | None = "0.14.1") -> Outcome:
     [outcome] = patches.apply(tree, {"rope": change}, version)
     return outcome
-
-
-def shipped(name: str) -> dict[str, Change]:
-    """Merge a shipped patch as its defaults list says."""
-    node = OmegaConf.load(CONF / f"{name}.yaml")
-    changes = {}
-    for single in node.pop("defaults", []):
-        changes |= shipped(single)
-    return changes | OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Changes), node)).changes
 
 
 # Outcomes
@@ -334,7 +325,7 @@ def test_bad_version(tree: Path) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_patches_are_valid_and_say_what_they_are_about(name: str) -> None:
-    changes = shipped(name)
+    changes = shipped_changes(name)
     patches.validate(changes)
     assert all(single.what and "\n" not in single.what for single in changes.values())
     text = (CONF / f"{name}.yaml").read_text()
@@ -345,9 +336,13 @@ def test_shipped_patches_are_valid_and_say_what_they_are_about(name: str) -> Non
 
 
 def test_sets_keep_their_order() -> None:
-    assert list(shipped("rope_fix")) == ["rope_per_layer_parameters", "rope_local_unscaled", "rope_global_scaled"]
-    assert list(shipped("gemma_precision")) == ["norm_offset_fp32", "embed_scale_exact"]
-    assert shipped("none") == {}
+    assert list(shipped_changes("rope_fix")) == [
+        "rope_per_layer_parameters",
+        "rope_local_unscaled",
+        "rope_global_scaled",
+    ]
+    assert list(shipped_changes("gemma_precision")) == ["norm_offset_fp32", "embed_scale_exact"]
+    assert shipped_changes("none") == {}
 
 
 EXPECTED = {
@@ -383,7 +378,7 @@ def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_shipped_patches_on_real_sources(release: tuple[str, Path], name: str, tmp_path: Path) -> None:
     version, sources = release
     published = files(sources)
-    changes = shipped(name)
+    changes = shipped_changes(name)
     expected = [EXPECTED[version][single] for single in changes]
     for known in (version, None):  # a release, and the same as a git ref
         tree = tmp_path / str(known)
@@ -426,7 +421,7 @@ def test_shipped_patches_are_taken_out_again(release: tuple[str, Path], name: st
     tree = tmp_path / "models"
     shutil.copytree(sources, tree)
     before = files(tree)
-    patches.apply(tree, shipped(name), version)
-    outcomes = patches.apply(tree, patches.reversed_changes(shipped(name)), version)
+    patches.apply(tree, shipped_changes(name), version)
+    outcomes = patches.apply(tree, patches.reversed_changes(shipped_changes(name)), version)
     assert {outcome.status for outcome in outcomes} <= {"applied", "not_applicable"}
     assert files(tree) == before

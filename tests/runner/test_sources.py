@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from lab import run_git
 
 from runner import git, sources
 from runner.failures import Failure, SourceFailed
 from runner.schema import Builder, Diff
 from runner.store import Store
-
-
-def run_git(folder: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main")
-    done = subprocess.run(["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ def gone(pid: int) -> bool:
 
 def test_a_task_gives_its_result_and_what_it_cost(tmp_path, fork, task):
     wanted = task()
-    result, evidence = with_workers(tmp_path, fork, lambda w: w.run(PYTHON, wanted))
+    result, evidence = with_workers(tmp_path, fork, lambda w: w.run(PYTHON, wanted, print))
     assert result == {}
     assert (wanted.out / "comparison.json").exists()
     assert evidence.exit_code == 0 and evidence.signal is None
@@ -102,7 +102,7 @@ def test_many_tasks_share_one_parent(tmp_path, task):
     tasks = [task() for _ in range(8)]
 
     async def use(workers):
-        await asyncio.gather(*(workers.run(PYTHON, t) for t in tasks))
+        await asyncio.gather(*(workers.run(PYTHON, t, print) for t in tasks))
         return len(workers.workers)
 
     assert with_workers(tmp_path, True, use) == 1
@@ -111,7 +111,7 @@ def test_many_tasks_share_one_parent(tmp_path, task):
 
 def test_an_error_comes_back_with_its_type_and_traceback(tmp_path, fork, task):
     with pytest.raises(TaskFailed) as caught:
-        with_workers(tmp_path, fork, lambda w: w.run(PYTHON, task(missing=True)))
+        with_workers(tmp_path, fork, lambda w: w.run(PYTHON, task(missing=True), print))
     failed = caught.value
     assert failed.reason == "error" and failed.error["type"] == "FileNotFoundError"
     assert "compare.py" in failed.evidence.stderr_tail and failed.evidence.exit_code == 1
@@ -122,11 +122,11 @@ def test_a_killed_child_is_its_own_failure_alone(tmp_path, fork, task, how):
     victim, other = task(waiting=True), task()
 
     async def use(workers):
-        running = asyncio.create_task(workers.run(PYTHON, victim))
+        running = asyncio.create_task(workers.run(PYTHON, victim, print))
         os.kill(await child_of(workers, victim.work), how)
         with pytest.raises(TaskFailed) as caught:
             await running
-        await workers.run(PYTHON, other)
+        await workers.run(PYTHON, other, print)
         return caught.value
 
     failed = with_workers(tmp_path, fork, use)
@@ -137,7 +137,7 @@ def test_a_killed_child_is_its_own_failure_alone(tmp_path, fork, task, how):
 @pytest.mark.parametrize(("limits", "reason"), [({"timeout": 0.5}, "timeout"), ({"stall": 0.5}, "stalled")])
 def test_a_task_that_never_ends_is_ended(tmp_path, fork, task, limits, reason):
     with pytest.raises(TaskFailed) as caught:
-        with_workers(tmp_path, fork, lambda w: w.run(PYTHON, task(waiting=True)), **limits)
+        with_workers(tmp_path, fork, lambda w: w.run(PYTHON, task(waiting=True), print), **limits)
     assert caught.value.reason == reason
     assert caught.value.evidence.signal == "SIGKILL"
 
@@ -146,12 +146,12 @@ def test_a_killed_worker_fails_its_tasks_and_the_next_gets_a_new_one(tmp_path, t
     victim, other = task(waiting=True), task()
 
     async def use(workers):
-        running = asyncio.create_task(workers.run(PYTHON, victim))
+        running = asyncio.create_task(workers.run(PYTHON, victim, print))
         child = await child_of(workers, victim.work)
         workers.workers[PYTHON].process.kill()
         with pytest.raises(TaskFailed) as caught:
             await running
-        await workers.run(PYTHON, other)
+        await workers.run(PYTHON, other, print)
         return caught.value, child
 
     failed, child = with_workers(tmp_path, True, use)
@@ -164,7 +164,7 @@ def test_a_cancelled_task_leaves_no_child(tmp_path, fork, task):
     victim = task(waiting=True)
 
     async def use(workers):
-        running = asyncio.create_task(workers.run(PYTHON, victim))
+        running = asyncio.create_task(workers.run(PYTHON, victim, print))
         child = await child_of(workers, victim.work)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -182,7 +182,7 @@ def test_an_interpreter_that_cannot_start_is_a_failure(tmp_path, task):
     broken.write_text("#!/bin/sh\necho no luck >&2\nexit 3\n")
     broken.chmod(0o755)
     with pytest.raises(TaskFailed) as caught:
-        with_workers(tmp_path, True, lambda w: w.run(broken, task()))
+        with_workers(tmp_path, True, lambda w: w.run(broken, task(), print))
     assert caught.value.reason == "worker" and caught.value.evidence.exit_code == 3
     assert "no luck" in caught.value.evidence.stderr_tail
 
