@@ -131,7 +131,7 @@ def test_a_transformers_that_the_builder_cannot_use_is_a_row(here, repository, f
 
 
 def test_a_requirement_that_cannot_be_had_is_env_failed_in_one_line(here, repository, first):
-    done = run(here, repository, "builder=0.14.1", "builder.extra=[no-such-package-at-all==1]")
+    done = run(here, repository, "builder=0.14.1", "builder.extra=['no-such-package-at-all==1']")
     assert done.returncode == 1
     (row,) = cells(here, "--sweep", "latest")
     assert row["status"] == "env_failed" and "no-such-package-at-all" in row["error"] and "\n" not in row["error"]
@@ -146,7 +146,7 @@ def test_an_interpreter_that_exists_is_used_as_it_is(here, repository, first):
     site = next((interpreter.parent.parent / "lib").glob("python*/site-packages"))
     before = sorted(path.name for path in site.iterdir())
     done = run(
-        here, repository, "builder=0.18.0", "patch=rope_fix", f"env.python={interpreter}", "env.extras=[tomli==2.0.1]"
+        here, repository, "builder=0.18.0", "patch=rope_fix", f"env.python={interpreter}", "env.extras=['tomli==2.0.1']"
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(path.name for path in site.iterdir()) == before
