@@ -164,7 +164,9 @@ async def existing(store: Store, settings: Env) -> Resolution:
             (draft / "base.txt").write_text("".join(f"{n}=={v}\n" for n, v in facts["packages"].items()))
             (draft / "extras.in").write_text("\n".join(settings.extras) + "\n")
             arguments = ["pip", "compile", "--no-header", "--no-annotate", "--python", str(python)]
-            wanted = await uv_run(*arguments, *wheel_source(), str(draft / "extras.in"), str(draft / "base.txt"))
+            # As constraints, so that a vendor's package that no index has is in nobody's way.
+            arguments += ["--constraints", str(draft / "base.txt")]
+            wanted = await uv_run(*arguments, *wheel_source(), str(draft / "extras.in"))
         found = parse_pins(wanted)
         extras = {name: version for name, version in found.items() if facts["packages"].get(name) != version}
     packages = dict(sorted((facts["packages"] | extras).items()))
@@ -175,7 +177,7 @@ async def existing(store: Store, settings: Env) -> Resolution:
 async def interpreter_facts(python: Path) -> dict:
     """Packages, platform and package folders of an interpreter. Errors: `EnvFailed`."""
     process = await asyncio.create_subprocess_exec(
-        str(python), "-s", "-c", FACTS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+        str(python), "-I", "-c", FACTS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
     )
     out, err = await process.communicate()
     if process.returncode:

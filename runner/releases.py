@@ -65,16 +65,17 @@ def builder_environment(builder: schema.Builder) -> schema.Environment:
 def requirements(environment: schema.Environment) -> list[str]:
     """The PEP 508 requirements of an environment.
 
-    Of a day's packages only the release itself is fixed, and what was asked for
-    by name; everything else is what was newest then.
+    Of a day's packages only the release, what was asked for by name, and torch
+    are fixed (its CPU build is not to be had for every day); all else is what
+    was newest then.
     """
-    asked = [f"{PACKAGE}=={environment.genai}"]
+    asked, common = [f"{PACKAGE}=={environment.genai}"], known()["common"]
     if environment.as_of:
-        names = [requirement.split("==")[0] for requirement in known()["common"]]
+        free = [r if r.startswith("torch==") else r.split("==")[0] for r in common]
         transformers = f"=={environment.transformers}" if environment.transformers else ""
-        return [*asked, f"transformers{transformers}", *names, *environment.extra]
+        return [*asked, f"transformers{transformers}", *free, *environment.extra]
     line = environment.transformers or transformers_line(environment.genai)
-    return [*asked, f"transformers=={line}", *known()["common"], *environment.extra]
+    return [*asked, f"transformers=={line}", *common, *environment.extra]
 
 
 def constraints(environment: schema.Environment) -> Path | None:

@@ -130,6 +130,18 @@ def test_a_transformers_that_the_builder_cannot_use_is_a_row(here, repository, f
     assert "error_frame: builders/" in shown or "error_frame: builder.py" in shown
 
 
+def test_the_packages_of_a_day(here, repository, first):
+    done = run(here, repository, "builder=0.14.1", "patch=rope_fix", "builder.as_of=2026-07-01")
+    (row,) = cells(here, "--sweep", "latest")
+    packages = json.loads(here.call("db", "env", str(row["cell"]), "--format", "json").stdout)
+    versions = {p["package"]: p["builder"] for p in packages}
+    assert versions["transformers"] == "5.12.1" and versions["onnxruntime"] == "1.27.0", done.stdout
+    # What a user got who installed 0.14.1 that day: a transformers that its builder cannot use.
+    assert row["status"] == "export_failed" and row["options"] == "builder.as_of=2026-07-01"
+    early = run(here, repository, "builder=0.14.1", "builder.as_of=2026-01-01")
+    assert early.returncode == 1 and "no version of onnxruntime-genai==0.14.1" in early.stdout
+
+
 def test_a_requirement_that_cannot_be_had_is_env_failed_in_one_line(here, repository, first):
     done = run(here, repository, "builder=0.14.1", "builder.extra=['no-such-package-at-all==1']")
     assert done.returncode == 1
