@@ -1,8 +1,9 @@
-"""Train the two small Gemma checkpoints that stand beside this script.
+"""Train the small checkpoints that stand beside this script.
 
-``tiny_gemma3`` and ``tiny_gemma2`` learn the prompts of ``conf/prompts/five.yaml``, and a few more pairs, by heart, so
-that each prompt has one known answer and a wrong export shows in the text as well as in the logits. Everything that a
-checkpoint folder holds is made here: tokenizer, chat template, configs and weights. Nothing is downloaded.
+``tiny_gemma3``, ``tiny_gemma2`` and ``tiny_llama`` learn the prompts of ``conf/prompts/five.yaml``, and a few more
+pairs, by heart, so that each prompt has one known answer and a wrong export shows in the text as well as in the
+logits. Everything that a checkpoint folder holds is made here: tokenizer, chat template, configs and weights. Nothing
+is downloaded.
 
     python checkpoints/train.py [--out DIR] [NAME ...]
 
@@ -48,22 +49,20 @@ SPECIAL_IDS = {"bos_token_id": BOS, "eos_token_id": [EOS, END_OF_TURN], "pad_tok
 COMMON = {
     **SPECIAL_IDS,
     "head_dim": 32,
-    "hidden_activation": "gelu_pytorch_tanh",
     "intermediate_size": 256,
     "max_position_embeddings": 1024,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "query_pre_attn_scalar": 32,
     "rms_norm_eps": 1e-06,
-    "sliding_window": 512,
     "tie_word_embeddings": True,
     "torch_dtype": "float32",
 }
+GEMMA = {**COMMON, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 32, "sliding_window": 512}
 # config.json in the form of the published checkpoints (rope_theta, rope_local_base_freq, rope_scaling, torch_dtype),
 # which transformers 4 and 5 both read. Saved by transformers 5 it would hold nested rope_parameters.
 CONFIGS = {
     "tiny_gemma3": {
-        **COMMON,
+        **GEMMA,
         "architectures": ["Gemma3ForCausalLM"],
         "hidden_size": 128,
         "model_type": "gemma3_text",
@@ -74,13 +73,23 @@ CONFIGS = {
         "sliding_window_pattern": 6,
     },
     "tiny_gemma2": {
-        **COMMON,
+        **GEMMA,
         "architectures": ["Gemma2ForCausalLM"],
         "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0,
         "hidden_size": 96,
         "model_type": "gemma2",
         "num_hidden_layers": 6,
+        "rope_theta": 10000.0,
+    },
+    # Nothing is known to be wrong with its exports: the control.
+    "tiny_llama": {
+        **COMMON,
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_act": "silu",
+        "hidden_size": 128,
+        "model_type": "llama",
+        "num_hidden_layers": 4,
         "rope_theta": 10000.0,
     },
 }

@@ -61,8 +61,13 @@ def results(
     max_new_tokens: factor("max_new_tokens") = None,
     threads: factor("threads") = None,
 ) -> None:
-    """One row a cell and prompt; a failed cell has one row."""
-    show_filtered(query.result_rows, query.RESULT_COLUMNS, locals())
+    """One row a cell and prompt; a failed cell has one row. Failures alone are grouped by their error."""
+    options = locals()
+    grouped = status and "ok" not in status and format in ("table", "md")
+    if grouped:
+        show_filtered(query.failure_groups, query.FAILURE_COLUMNS, options)
+    else:
+        show_filtered(query.result_rows, query.RESULT_COLUMNS, options)
 
 
 @app.command()
@@ -86,6 +91,29 @@ def cells(
 ) -> None:
     """One row a cell: how it ended, and the summary over its prompts."""
     show_filtered(query.cell_rows, query.CELL_COLUMNS, locals())
+
+
+@app.command()
+def history(
+    sweep: SweepOption = None,
+    status: Status = None,
+    format: Format = "table",
+    db: Db = None,
+    model: factor("model") = None,
+    dtype: factor("dtype") = None,
+    layers: factor("layers") = None,
+    builder: factor("builder") = None,
+    patch: factor("patch") = None,
+    runtime: factor("runtime") = None,
+    backend: factor("backend") = None,
+    precision: factor("precision") = None,
+    prompts: factor("prompts") = None,
+    reference: factor("reference") = None,
+    max_new_tokens: factor("max_new_tokens") = None,
+    threads: factor("threads") = None,
+) -> None:
+    """Along the releases: each builder's newest cell, and which differ from the one before."""
+    show_filtered(query.history_rows, query.HISTORY_COLUMNS, locals())
 
 
 @app.command()

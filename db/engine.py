@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 PROJECT = Path(__file__).resolve().parent.parent
 HEAD = "0001"
-BUSY_SECONDS = 30
+BUSY_SECONDS = 120
 
 
 class DatabaseProblem(Exception):
@@ -47,8 +47,11 @@ def open_database(given: str | None = None, create: bool = True) -> Engine:
     except (ArgumentError, ModuleNotFoundError) as error:
         raise DatabaseProblem(f"db.url {text!r}: {error}") from error
     if url.get_backend_name() == "sqlite":
+        if url.database in (None, "", ":memory:"):
+            raise DatabaseProblem(f"db.url {text!r}: a database in memory is gone when its sweep ends; name a file")
         prepare_sqlite(engine, url.database, create)
     try:
+        refuse_foreign(engine, create)
         migrate(engine)
     except DatabaseError as error:
         raise DatabaseProblem(f"{engine.url}: {error.orig or error}") from error
@@ -83,6 +86,16 @@ def prepare_sqlite(engine: Engine, path: str | None, create: bool) -> None:
     def begin(connection) -> None:
         writes = connection.get_execution_options().get("writes", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def refuse_foreign(engine: Engine, create: bool) -> None:
+    """Leave other people's databases alone. Errors: `DatabaseProblem`."""
+    with engine.connect() as connection:
+        tables = set(inspect(connection).get_table_names())
+    if "alembic_version" not in tables and (tables or not create):
+        raise DatabaseProblem(
+            f"{engine.url} is no database of paritylab's: it has {', '.join(sorted(tables)) or 'nothing'}"
+        )
 
 
 def migrate(engine: Engine) -> None:

@@ -50,7 +50,7 @@ class Sweep(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     started: Mapped[datetime] = mapped_column(default=now)
     ended: Mapped[datetime | None]
-    state: Mapped[str] = mapped_column(default="running")  # running, done, interrupted, failed
+    state: Mapped[str] = mapped_column(default="running")  # running, done, interrupted, failed, died
     overrides: Mapped[list[Any]]
     host: Mapped[str]
     pid: Mapped[int]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from packaging.version import InvalidVersion, Version
 from sqlalchemy import Engine, Select, case, func, select
 from sqlalchemy.orm import Session
 
@@ -30,6 +31,15 @@ CELL_COLUMNS = (
     "first_diff_largest", "diff_largest", "identical_count", "prompts_count", "sensible_count",
     "candidate_sensible_count", "verdict", "seconds",
 )  # fmt: skip
+HISTORY_COLUMNS = (
+    "builder", *(factor for factor in FACTORS if factor != "builder"), "options", "changed", "status",
+    "first_diff_least", "first_diff_largest", "identical_count", "prompts_count", "error", "sweep", "cell",
+)  # fmt: skip
+# Two findings are the same while their largest first-token diffs are within this factor of each other.
+HISTORY_FACTOR = 2.0
+FAILURE_COLUMNS = (
+    "count", "status", "error", "error_frame", "builders", "models", "patches", "newest_cell"
+)  # fmt: skip
 PENDING = "pending"
 
 
@@ -43,7 +53,8 @@ def sweep_id(engine: Engine, sweep: str) -> int:
         if sweep == "latest":
             found = session.scalar(select(func.max(Sweep.id)))
         else:
-            found = session.get(Sweep, int(sweep)) and int(sweep) if sweep.isdecimal() else None
+            asked = int(sweep) if sweep.isdecimal() and len(sweep) < 18 else 0
+            found = session.scalar(select(Sweep.id).where(Sweep.id == asked))
         if not found:
             known = session.execute(select(func.min(Sweep.id), func.max(Sweep.id))).one()
             there = f"there are {known[0]} to {known[1]}" if known[0] else "there is none yet"
@@ -124,6 +135,7 @@ def cell_part(cell: Cell, result: Result | None) -> dict[str, Any]:
     row |= {"status": result.status if result else PENDING, "found": cell.found}
     row["patch_outcome"] = cell.patch_outcome
     row |= {"error": result.error_line if result else None, "hint": result.hint if result else None}
+    row["error_frame"] = result.error_frame if result else None
     return row
 
 
@@ -223,7 +235,7 @@ def columns_of(row: Any) -> dict[str, Any]:
 
 
 def existing_cell(session: Session, cell_id: int) -> Cell:
-    cell = session.get(Cell, cell_id)
+    cell = session.get(Cell, cell_id) if abs(cell_id) < 2**63 else None
     if cell is None:
         raise NotInDatabase(f"cell {cell_id} is not in the database: see python -m db results")
     return cell
@@ -239,3 +251,76 @@ def package_rows(engine: Engine, cell_id: int) -> list[dict[str, Any]]:
             for package in session.scalars(select(Package).where(Package.environment_id == environment)):
                 versions.setdefault(package.name, {})[role] = package.version
         return [{"package": name, **versions[name]} for name in sorted(versions)]
+
+
+def failure_groups(
+    engine: Engine,
+    filters: Mapping[str, Sequence[str]] | None = None,
+    status: Sequence[str] = (),
+    sweep: int | None = None,
+) -> list[dict[str, Any]]:
+    """Failed cells grouped by status and the first line of their error, the most frequent first."""
+    groups: dict[tuple, list[dict[str, Any]]] = {}
+    for row in cell_rows(engine, filters, status, sweep):
+        groups.setdefault((row["status"], row["error"], row["error_frame"]), []).append(row)
+    return [
+        {
+            "count": len(rows),
+            "status": kind,
+            "error": error,
+            "error_frame": frame,
+            "builders": ", ".join(sorted({row["builder"] for row in rows}, key=release_order)),
+            "models": ", ".join(sorted({row["model"] for row in rows})),
+            "patches": ", ".join(sorted({row["patch"] for row in rows})),
+            "newest_cell": max(row["cell"] for row in rows),
+        }
+        for (kind, error, frame), rows in sorted(groups.items(), key=lambda item: -len(item[1]))
+    ]
+
+
+def history_rows(
+    engine: Engine,
+    filters: Mapping[str, Sequence[str]] | None = None,
+    status: Sequence[str] = (),
+    sweep: int | None = None,
+) -> list[dict[str, Any]]:
+    """The newest cell of each builder and of each line of other factors, releases in order.
+
+    `changed` says that a cell differs from the release before it in its line:
+    another status or error, other identical counts, or a largest first-token
+    diff that is more than `HISTORY_FACTOR` times larger or smaller.
+    """
+    newest: dict[tuple, dict[str, Any]] = {}
+    for row in cell_rows(engine, filters, status, sweep):
+        if row["status"] not in (PENDING, "skipped"):
+            newest[(*history_line(row), row["builder"])] = row
+    rows = sorted(newest.values(), key=lambda row: (history_line(row), release_order(row["builder"])))
+    before: dict[str, Any] = {}
+    for row in rows:
+        row["line"] = history_line(row)
+        row["changed"] = bool(before) and before["line"] == row["line"] and differs(before, row)
+        before = row
+    return rows
+
+
+def history_line(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Everything but the builder: what a history holds fixed."""
+    return (*(row[factor] for factor in FACTORS if factor != "builder"), row["options"] or "")
+
+
+def release_order(builder: str) -> tuple:
+    """Releases by version; refs and working copies after them, by name."""
+    try:
+        return (0, Version(builder), "")
+    except InvalidVersion:
+        return (1, Version("0"), builder)
+
+
+def differs(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
+    """Whether two results are not the same finding."""
+    if any(one[name] != two[name] for name in ("status", "error", "identical_count")):
+        return True
+    if one["status"] != "ok":
+        return False
+    low, high = sorted((one["first_diff_largest"] or 0.0, two["first_diff_largest"] or 0.0))
+    return high > HISTORY_FACTOR * low

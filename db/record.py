@@ -71,6 +71,7 @@ def begin_sweep(
     cells: {"hash", "config", and every factor}.
     """
     with writing(engine) as session:
+        bury_dead(session)
         sweep = Sweep(overrides=list(overrides), host=platform.node(), pid=os.getpid(), version=version)
         session.add(sweep)
         session.flush()
@@ -79,6 +80,18 @@ def begin_sweep(
         ]
         ids = session.scalars(insert(Cell).returning(Cell.id, sort_by_parameter_order=True), rows)
         return sweep.id, list(ids) if rows else []
+
+
+def bury_dead(session: Session) -> None:
+    """Sweeps of this host whose process is gone did not end: say so."""
+    running = select(Sweep).where(Sweep.state == "running", Sweep.host == platform.node())
+    for sweep in session.scalars(running):
+        try:
+            os.kill(sweep.pid, 0)
+        except ProcessLookupError:
+            sweep.state = "died"
+        except OSError:
+            continue
 
 
 def end_sweep(engine: Engine, sweep_id: int, state: str) -> None:
@@ -133,7 +146,7 @@ def summary(prompts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         columns[f"{name}_largest"] = max(values, default=None)
     columns["identical_count"] = sum(p["tokens_identical"] for p in prompts)
     columns["non_finite_count"] = sum(
-        any(number["kind"] != "finite" for number in p["metrics"].values()) for p in prompts
+        any(number["kind"] != "finite" for number in (*p["metrics"].values(), p["reference_range"])) for p in prompts
     )
     for name in ("sensible", "candidate_sensible"):
         judged = [p[name] for p in prompts if p[name] is not None]

@@ -89,9 +89,11 @@ def measured(row: dict[str, Any]) -> list[str]:
     if row["status"] != "ok":
         text = f"{row['status']}: {row['error']}" if row["error"] else row["status"]
         return [text if len(text) <= ERROR_LENGTH else text[: ERROR_LENGTH - 1] + "…", "", "", ""]
+    # One number that is not finite is worse than any that is.
+    bad = "not finite" if row["non_finite_count"] else ""
     return [
-        span(row["first_diff_least"], row["first_diff_largest"]),
-        number(row["diff_largest"]),
+        bad or span(row["first_diff_least"], row["first_diff_largest"]),
+        bad or number(row["diff_largest"]),
         f"{row['identical_count']} of {row['prompts_count']}",
         row["texts"],
     ]

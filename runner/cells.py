@@ -112,6 +112,8 @@ def typed_values(text: str) -> dict[str, Any]:
         return values | ({"patch": patch_of(values["patch"])} if "patch" in values else {})
     except OmegaConfBaseException as error:
         raise ConfigFailed(in_a_line(error), error_type=type(error).__name__) from error
+    except (RuntimeError, ValueError, OSError) as error:  # of a path: no such user, a loop of links, a null byte
+        raise ConfigFailed(f"{text[:200]}: {error}", error_type=type(error).__name__) from error
 
 
 def in_a_line(error: OmegaConfBaseException) -> str:
@@ -155,10 +157,12 @@ def labels(config: schema.Factors, choices: Mapping[str, str]) -> dict[str, str]
 
 def patch_label(patch: schema.Patch, choices: Mapping[str, str]) -> str:
     """A patch's name in rows: the files chosen, a diff by what it is; a list has no name of its own."""
-    chosen = [part.strip() for part in str(choices.get("patch", "")).strip("[]").split(",")]
-    names = [name for name in chosen if name not in ("file", "pr", "diff")]
+    if not patch.changes and not patch.diffs:
+        return "none"
+    chosen = [part.strip(" '\"") for part in str(choices.get("patch", "")).strip("[]").split(",")]
+    names = [name for name in chosen if name not in ("", "file", "pr", "diff", "none")]
     names += [diff.name() for diff in patch.diffs]
-    return "+".join(names) + (" reversed" if patch.reverse and (patch.changes or patch.diffs) else "")
+    return ("+".join(names) or "+".join(patch.changes)) + (" reversed" if patch.reverse else "")
 
 
 def builder_label(builder: schema.Builder) -> str:
@@ -179,18 +183,25 @@ def check(config: schema.Factors) -> None:
     one_of("prompts.template", config.prompts.template, schema.TEMPLATES)
     if config.layers != "all" and not (config.layers.isdecimal() and int(config.layers) > 0):
         raise ConfigFailed(f"layers: {config.layers!r} is not allowed", hint="allowed: all, or a positive number")
-    for name in ("max_new_tokens", "threads"):
-        if getattr(config, name) < 1:
-            raise ConfigFailed(f"{name}: {getattr(config, name)} is not allowed", hint="allowed: 1 or more")
+    for name, most in (("max_new_tokens", 1_000_000), ("threads", 1024)):
+        if not 1 <= getattr(config, name) <= most:
+            raise ConfigFailed(f"{name}: {getattr(config, name)} is not allowed", hint=f"allowed: 1 or more, to {most}")
     prompts = config.prompts.prompts
     if not prompts:
         raise ConfigFailed("prompts: the set has no prompts")
     twice = [name for name, count in Counter(p.name for p in prompts).items() if count > 1]
     if twice:
         raise ConfigFailed(f"prompts: the name {twice[0]!r} stands twice", hint="each prompt needs a name of its own")
-    empty = [p.name for p in prompts if not p.text]
-    if empty:
-        raise ConfigFailed(f"prompts: the prompt {empty[0]!r} has no text")
+    for prompt in prompts:
+        if not prompt.name.strip():
+            raise ConfigFailed(f"prompts: the prompt {prompt.text[:40]!r} has an empty name")
+        if not prompt.text.strip():
+            raise ConfigFailed(f"prompts: the prompt {prompt.name!r} has no text")
+        if prompt.expect is not None and not prompt.expect.strip():
+            raise ConfigFailed(
+                f"prompts: the prompt {prompt.name!r} expects nothing, which any answer would have",
+                hint="leave expect out where nothing is expected",
+            )
 
 
 def one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -205,7 +216,10 @@ def plain(value: Any) -> dict[str, Any]:
 
 def model_path(config: schema.Factors) -> Path:
     """The checkpoint's folder: absolute, or relative to here, or else to the project."""
-    path = Path(config.model.path).expanduser()
+    try:
+        path = Path(config.model.path).expanduser()
+    except RuntimeError as error:
+        raise ConfigFailed(f"model.path {config.model.path!r}: {error}") from error
     if path.is_absolute() or path.is_dir():
         return path
     return paths.PROJECT / path

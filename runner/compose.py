@@ -25,6 +25,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from runner import releases, schema
 from runner.cells import FACTORS, Cell, from_plain, options_of
@@ -66,10 +67,13 @@ def options_first(arguments: list[str]) -> list[str]:
 
 def check_keys(arguments: list[str], conf: Path) -> None:
     """Refuse an override whose key is no factor, setting or group: Hydra would not say what is."""
-    groups = {path.name for path in conf.iterdir() if path.is_dir()}
+    own = [b for a, b in itertools.pairwise(arguments) if a in ("--config-dir", "-cd")]
+    own += [a.partition("=")[2] for a in arguments if a.startswith("--config-dir=")]
+    folders = [folder for folder in (conf, *map(Path, own)) if folder.is_dir()]
+    groups = {path.name for folder in folders for path in folder.iterdir() if path.is_dir()}
     known = sorted(KEYS | groups | {"hydra"})
     for argument in arguments:
-        match = re.match(r"[+~]{0,2}([A-Za-z_][\w-]*)[^=]*=", argument)
+        match = re.match(r"[+~]{0,2}([A-Za-z_][\w-]*)[^=]*=", argument) if not argument.startswith("-") else None
         if match and match.group(1) not in known:
             near = difflib.get_close_matches(match.group(1), known, n=1)
             raise ConfigFailed(
@@ -81,6 +85,7 @@ def check_keys(arguments: list[str], conf: Path) -> None:
 def compose_sweep(loader: ConfigLoader, master: DictConfig, arguments: list[str]) -> list[Cell]:
     """All cells of the command line, in the order of its axes (the last varies fastest)."""
     overrides = OverridesParser.create(config_loader=loader).parse_overrides(arguments)
+    refuse_repeated(overrides)
     swept = {o.get_key_element(): values_of(o) for o in overrides if o.is_sweep_override()}
     fixed = [o.input_line for o in overrides if not o.is_sweep_override() and o.input_line]
     owned = {key: values for key, values in swept.items() if axis_of(key) in KEYS}
@@ -108,6 +113,14 @@ def told_apart(cells: list[Cell]) -> list[Cell]:
     ]
 
 
+def refuse_repeated(overrides: list[Override]) -> None:
+    """A key given twice has two meanings: which one is meant is not for this program to say."""
+    keys = [o.get_key_element() for o in overrides]
+    twice = sorted({key for key in keys if keys.count(key) > 1})
+    if twice:
+        raise ConfigFailed(f"{twice[0]} is given twice", hint=f"give it once, its values with commas: {twice[0]}=A,B")
+
+
 def values_of(override: Override) -> list[str]:
     """The swept values as single overrides: ``key=value``."""
     if not override.is_discrete_sweep():
@@ -115,7 +128,10 @@ def values_of(override: Override) -> list[str]:
             f"{override.input_line}: this kind of sweep has no cells",
             hint="list the values: key=a,b,c, or key=range(1,4), or key=glob(*)",
         )
-    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    values = [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    if not values:
+        raise ConfigFailed(f"{override.input_line}: no value matches, so there would be no cell")
+    return values
 
 
 def axis_of(key: str) -> str:
@@ -155,7 +171,8 @@ def cell_of(base: Composed | ConfigFailed, parts: Mapping[str, Part], overrides:
             plain[axis] = choices[axis] = raw.get(axis, " ".join(part.overrides))
         else:
             plain[axis] = part.composed.plain[axis]
-            choices[axis] = part.composed.choices.get(axis, "")
+            choices.pop(axis, None)
+            choices |= {axis: part.composed.choices[axis]} if axis in part.composed.choices else {}
     if failure:
         factors = {name: str(choices.get(name, plain.get(name, ""))) for name in FACTORS}
         return Cell(factors, options_of(overrides), failure=failure)
@@ -170,7 +187,7 @@ def compose_one(loader, master: DictConfig, overrides: list[str]) -> Composed | 
             overrides=[*master.hydra.overrides.hydra, *overrides],
             run_mode=RunMode.RUN,
         )
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError) as error:
         return ConfigFailed(reason(error), hint=hint(error))
     return plain_of(config)
 
@@ -178,10 +195,11 @@ def compose_one(loader, master: DictConfig, overrides: list[str]) -> Composed | 
 def plain_of(config: DictConfig) -> Composed:
     """A composed config without Hydra's node, as plain dicts, interpolations unresolved."""
     plain = OmegaConf.to_container(OmegaConf.masked_copy(config, sorted(KEYS)))
-    # Hydra names no choice for a list (patch=[a,b]), so what was asked comes first.
-    asked = dict(item.split("=", 1) for item in config.hydra.overrides.task if "=" in item)
     choices = {str(key): str(value) for key, value in config.hydra.runtime.choices.items()}
-    return Composed(plain, {**asked, **choices})
+    # Hydra names no choice for a list (patch=[a,b]): there it is what was asked.
+    asked = dict(item.split("=", 1) for item in config.hydra.overrides.task if "=" in item)
+    lists = {key: value for key, value in asked.items() if value.startswith("[") and key not in choices}
+    return Composed(plain, lists | choices)
 
 
 def reason(error: BaseException) -> str:

@@ -8,6 +8,7 @@ so that equal sets are one environment.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import platform
@@ -15,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,6 +89,7 @@ async def uv_run(*arguments: str) -> str:
     process = await asyncio.create_subprocess_exec(
         uv.find_uv_bin(), *arguments,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        cwd=tempfile.gettempdir(),  # where no project's uv settings are
     )  # fmt: skip
     try:
         out, err = await process.communicate()
@@ -128,8 +131,9 @@ async def resolve(
     }
     key = hashing.of_value(asked)
     path = store.root / "resolutions" / f"{key}.json"
-    if path.exists() and not refresh:
-        return as_resolution(json.loads(path.read_text(encoding="utf-8"))["packages"])
+    if not refresh:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # none, or not whole
+            return as_resolution(json.loads(path.read_text(encoding="utf-8"))["packages"])
     async with store.locked(f"resolution-{key}"):
         with store.draft("resolve") as draft:
             (draft / "requirements.in").write_text("\n".join(requirements) + "\n")
@@ -228,7 +232,8 @@ async def install(store: Store, root: Path, resolution: Resolution) -> Path:
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     if (folder / STAMP).exists() and python.exists():
         return python
-    async with store.locked(f"environment-{resolution.hash[:32]}"):
+    # The folder may be shared by stores, so the lock is beside it and not in the store.
+    async with Store(root).locked(f"environment-{resolution.hash[:32]}"):
         if (folder / STAMP).exists() and python.exists():
             return python
         shutil.rmtree(folder, ignore_errors=True)
@@ -247,6 +252,17 @@ async def install(store: Store, root: Path, resolution: Resolution) -> Path:
         (folder / (STAMP + ".part")).write_text(json.dumps(stamp, indent=1))
         os.replace(folder / (STAMP + ".part"), folder / STAMP)
     return python
+
+
+async def damaged(root: Path, python: Path, resolution: Resolution) -> list[str]:
+    """The packages that an environment lacks. Where there are some it no longer counts, and is made anew."""
+    if resolution.base:
+        return []
+    there = (await interpreter_facts(python))["packages"]
+    lacking = sorted(name for name, version in resolution.packages.items() if there.get(name) != version)
+    if lacking:
+        (root / resolution.hash[:32] / STAMP).unlink(missing_ok=True)
+    return lacking
 
 
 async def lead_on(python: Path, base: Path) -> None:

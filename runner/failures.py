@@ -125,6 +125,10 @@ class Skipped(Failure):
     status = "skipped"
 
 
+class Preempted(Failure):
+    status = "preempted"
+
+
 class Fault(Failure):
     """A fault of this program, met while it worked on a cell; the others go on."""
 
@@ -141,11 +145,11 @@ class StoreFailed(Failure):
     status, stage = "run_failed", "store"
 
     def __init__(self, error: OSError):
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT) or says_disk_full(str(error))
         super().__init__(
             str(error),
             error_type="DiskFull" if full else type(error).__name__,
-            hint=DISK_FULL_HINT if full else "check store.root",
+            hint=DISK_FULL_HINT if full else "check store.root (or PARITYLAB_STORE), where artifacts are kept",
             transient=True,
         )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import traceback
 
 from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
+from sqlalchemy.exc import DBAPIError
 
 from db.engine import DatabaseProblem, url_of
 from runner import compose, schema, sweep
@@ -29,18 +31,21 @@ def act(loader: ConfigLoader, config: DictConfig, overrides: list[str]) -> int:
         settings = settings_of(config)
         cells = compose.compose_sweep(loader, config, overrides)
         rows = sweep.run(cells, settings, [scrub(word) for word in sys.argv[1:]])
+        show(rows[0].sweep, settings)
     except (ConfigFailed, DatabaseProblem) as error:
         complain(str(error), getattr(error, "hint", ""))
         return BAD_CONFIG
     except sweep.Interrupted as stop:
-        done = sum(row.status != "skipped" for row in stop.rows)
+        done = sum(row.status not in ("skipped", "preempted") for row in stop.rows)
         complain(f"interrupted: {done} of {len(stop.rows)} cells have a result", "the same command goes on from here")
         return INTERRUPTED
+    except DBAPIError as error:
+        complain(f"database {url_of(settings.db.url)}: {error.orig}", "what was recorded before is there; run again")
+        return FAULT
     except Exception:
         traceback.print_exc()
         complain("this is a fault of paritylab itself", "what was finished before it is stored")
         return FAULT
-    show(rows[0].sweep, settings)
     if any(row.ending.fault for row in rows):
         complain("a fault of paritylab itself", "python -m db show CELL has its traceback")
         return FAULT
@@ -64,8 +69,8 @@ def settings_of(config: DictConfig) -> schema.Settings:
     one_of("action", settings.action, schema.ACTIONS)
     one_of("rerun", settings.rerun, schema.RERUNS)
     for name in ("timeout", "stall"):
-        if getattr(settings.limits, name) <= 0:
-            raise ConfigFailed(f"limits.{name}: must be more than 0 seconds")
+        if not 0 < getattr(settings.limits, name) < math.inf:
+            raise ConfigFailed(f"limits.{name}: must be a number of seconds above 0")
     if settings.jobs is not None and settings.jobs < 1:
         raise ConfigFailed(f"jobs: {settings.jobs} is not allowed", hint="allowed: null, or 1 or more")
     return settings

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from runner import git, hashing
-from runner.environments import uv_run
+from runner.environments import uv_run, wheel_source
 from runner.failures import EnvFailed, SourceFailed
 from runner.releases import PACKAGE
 from runner.schema import Builder
@@ -124,7 +125,8 @@ async def once(store: Store, key: str, make) -> Artifact:
 
 async def unpack_wheel(draft: Path, version: str) -> None:
     try:
-        await uv_run("pip", "install", "--no-deps", "--target", str(draft / "wheel"), f"{PACKAGE}=={version}")
+        target = ["--python", sys.executable, "--target", str(draft / "wheel")]
+        await uv_run("pip", "install", "--no-deps", *target, *wheel_source(), f"{PACKAGE}=={version}")
     except EnvFailed as error:
         raise SourceFailed(
             f"{PACKAGE} {version} could not be fetched: {error.message}",

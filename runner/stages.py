@@ -9,10 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from runner import environments
+from runner.checkpoints import Checkpoint, stamp_of
 from runner.environments import Resolution
 from runner.failures import (
     DISK_FULL_HINT,
     STAGE_FAILURES,
+    CheckpointFailed,
+    EnvFailed,
     Failure,
     Killed,
     LoadFailed,
@@ -50,6 +53,7 @@ class Stages:
     on_stage: Callable[[str, str], None] = lambda cell, stage: None
     fresh: bool = False  # take only artifacts that this run made
     made: set[str] = field(default_factory=set)
+    verified: set[str] = field(default_factory=set)
     flights: dict[str, asyncio.Task] = field(default_factory=dict)
     interpreters: dict[str, asyncio.Task] = field(default_factory=dict)
 
@@ -66,9 +70,27 @@ class Stages:
         return await self.produce(cell, plan, "compare", runs)
 
     def find(self, stage: Stage) -> Artifact | None:
+        """The stage's artifact if it is whole to the last byte; asked once of each by a run."""
         if self.fresh and stage.key not in self.made:
             return None
-        return self.store.find(stage.name, stage.key)
+        artifact = self.store.find(stage.name, stage.key)
+        if artifact and stage.key not in self.made and stage.key not in self.verified:
+            if not self.store.whole(artifact):
+                self.store.remove(artifact)
+                return None
+            self.verified.add(stage.key)
+        return artifact
+
+    async def blame_environment(self, failure: Failure, python: Path, resolution: Resolution) -> None:
+        """Raise `EnvFailed` where an import failed because a package is gone. An import that fails all the same is
+        a finding."""
+        lacking = await environments.damaged(self.environments_root, python, resolution)
+        if lacking:
+            raise EnvFailed(
+                f"the environment lacks {', '.join(lacking[:5])}: {failure.line()}",
+                hint="something has removed it; the next run makes the environment anew",
+                evidence=failure.evidence,
+            )
 
     async def produce(self, cell: str, plan: Plan, name: str, runs: dict[str, StageRun]) -> Artifact:
         """A stage's artifact. Cells that want the same one at the same time share its making."""
@@ -111,12 +133,28 @@ class Stages:
                     runs[stage.name] = StageRun(
                         stage.name, stage.key, False, evidence.seconds, evidence.peak_memory_bytes
                     )
+                    refuse_changed(plan.checkpoint)
                     self.made.add(stage.key)
                     return self.store.finish(stage.name, stage.key, out, stage.inputs, meta)
             except TaskFailed as failed:
                 cost = failed.evidence
                 runs[stage.name] = StageRun(stage.name, stage.key, False, cost.seconds, cost.peak_memory_bytes)
-                raise as_failure(stage.name, failed) from failed
+                failure = as_failure(stage.name, failed)
+                if failed.error.get("type") in ("ImportError", "ModuleNotFoundError"):
+                    await self.blame_environment(failure, python, plan.resolutions[stage.role])
+                raise failure from failed
+
+
+def refuse_changed(checkpoint: Checkpoint) -> None:
+    """What was made from a checkpoint that changed meanwhile must not get its old hash."""
+    if stamp_of(checkpoint.path) != checkpoint.stamp:
+        raise CheckpointFailed(
+            f"{checkpoint.path} changed while it was used", hint="run again once nothing writes to it", transient=True
+        )
+
+
+TRANSIENT = ("MemoryError", "KeyboardInterrupt", "BlockingIOError", "OSError", "PermissionError")
+OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "Too many open files")
 
 
 async def gather(awaitables) -> list:
@@ -156,7 +194,7 @@ def as_failure(stage: str, failed: TaskFailed) -> Failure:
             **common,
         )
     if failed.reason == "ended":
-        if evidence.signal in ("SIGKILL", "SIGTERM"):
+        if evidence.signal in ("SIGKILL", "SIGTERM", "SIGINT", "SIGBUS"):
             return Killed(
                 f"{stage} was ended by {evidence.signal}",
                 hint="the kernel does this when memory runs out: try jobs=1 or fewer layers;"
@@ -166,4 +204,6 @@ def as_failure(stage: str, failed: TaskFailed) -> Failure:
         how = evidence.signal or f"exit code {evidence.exit_code}"
         return STAGE_FAILURES[stage](f"{stage} crashed ({how})", error_type=evidence.signal or "Exit", **common)
     kind = LoadFailed if error.get("type") == "LoadFailed" else STAGE_FAILURES[stage]
-    return kind(message, error_type=str(error.get("type", "")), hint=str(error.get("hint", "")), **common)
+    transient = error.get("type") in TRANSIENT or any(word in message for word in OUT_OF_MEMORY)
+    named = {"error_type": str(error.get("type", "")), "hint": str(error.get("hint", "")), "transient": transient}
+    return kind(message, **named, **common)

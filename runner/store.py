@@ -58,9 +58,27 @@ class Store:
             for name, entry in manifest["files"].items():
                 if (folder / name).stat().st_size != entry["size"]:
                     return None
-        except (OSError, ValueError, KeyError, TypeError):
+            if not isinstance(manifest["meta"], dict):
+                return None
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return None
         return Artifact(folder, manifest)
+
+    def whole(self, artifact: Artifact) -> bool:
+        """Whether every byte is as it was when the artifact was finished. Reads all of it."""
+        try:
+            files = artifact.manifest["files"].items()
+            return all(hashing.of_file(artifact.path / name) == entry["sha256"] for name, entry in files)
+        except (OSError, KeyError):
+            return False
+
+    def remove(self, artifact: Artifact) -> None:
+        """Take an artifact out of the store in one step."""
+        self.tmp.mkdir(parents=True, exist_ok=True)
+        grave = self.tmp / f"old-{uuid.uuid4().hex}"
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(artifact.path, grave)
+        shutil.rmtree(grave, ignore_errors=True)
 
     def finish(self, kind: str, key: str, draft: Path, inputs: dict, meta: dict) -> Artifact:
         """Stamp a draft folder and rename it into place."""
@@ -77,10 +95,8 @@ class Store:
         os.replace(part, draft / MANIFEST)
         folder = self.folder(kind, key)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        if folder.exists():  # a broken or unwanted one: out of the way in one step
-            grave = self.tmp / f"old-{uuid.uuid4().hex}"
-            os.replace(folder, grave)
-            shutil.rmtree(grave, ignore_errors=True)
+        if folder.exists():  # a broken or unwanted one
+            self.remove(Artifact(folder, {}))
         os.replace(draft, folder)
         return Artifact(folder, manifest)
 

@@ -8,8 +8,10 @@ never ends because a cell did.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
 import time
 import traceback
 from collections.abc import Awaitable, Sequence
@@ -25,7 +27,7 @@ from db import record
 from runner import paths, recording, schema
 from runner.cells import FACTORS, Cell
 from runner.checkpoints import Inspector
-from runner.failures import Evidence, Failure, Fault, Skipped, StoreFailed
+from runner.failures import ConfigFailed, Evidence, Failure, Fault, Preempted, Skipped, StoreFailed
 from runner.plan import Plan, Planner
 from runner.progress import SweepProgress
 from runner.stages import StageRun, Stages
@@ -77,6 +79,7 @@ def run(cells: Sequence[Cell], settings: schema.Settings, overrides: Sequence[st
     Ctrl-C, with every cell's row written.
     """
     engine = database.open_database(settings.db.url)
+    job_root(settings)  # a store that cannot be named is told before anything starts
     entries = [
         {
             "hash": cell.hash,
@@ -103,6 +106,17 @@ def run(cells: Sequence[Cell], settings: schema.Settings, overrides: Sequence[st
     return job.in_order()
 
 
+def job_root(settings: schema.Settings) -> tuple[Path, Path]:
+    """The store's folder and the environments'. Errors: `ConfigFailed`."""
+    root = settings.store.root or os.environ.get("PARITYLAB_STORE")
+    try:
+        store = Path(root).expanduser().resolve() if root else paths.state_root() / "store"
+        named = settings.store.environments
+        return store, Path(named).expanduser().resolve() if named else store / "environments"
+    except (RuntimeError, OSError) as error:
+        raise ConfigFailed(f"store.root or store.environments: {error}") from error
+
+
 class SweepJob:
     """One sweep on its way."""
 
@@ -110,13 +124,15 @@ class SweepJob:
         self.engine, self.settings, self.sweep_id, self.cells = engine, settings, sweep_id, cells
         self.rows: dict[int, Row] = {}
         self.endings: dict[str, asyncio.Future[Ending]] = {}  # by result hash
-        root = settings.store.root or os.environ.get("PARITYLAB_STORE")
-        self.store = Store(Path(root).expanduser().resolve() if root else paths.state_root() / "store")
-        named = settings.store.environments
-        self.environments = Path(named).expanduser().resolve() if named else self.store.root / "environments"
+        root, self.environments = job_root(settings)
+        self.store = Store(root)
         self.progress = SweepProgress(len(cells))
+        self.left_as: type[Failure] = Skipped  # what the rest is when the sweep is broken off
 
     async def run(self) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        with contextlib.suppress(NotImplementedError, RuntimeError):  # not on Windows, nor off the main thread
+            loop.add_signal_handler(signal.SIGTERM, self.preempt, task)
         settings = self.settings
         self.store.sweep_tmp()
         self.planner = Planner(self.store, settings.env, Inspector(self.store.root))
@@ -133,6 +149,12 @@ class SweepJob:
                 raise
             finally:
                 await workers.close()
+
+    def preempt(self, task: asyncio.Task | None) -> None:
+        """Somebody ends this machine or job: leave as Ctrl-C would, and say so in the rows."""
+        self.left_as = Preempted
+        if task:
+            task.cancel()
 
     async def plan_all(self) -> list[tuple[int, Cell, Plan]]:
         """Plan every cell. Record the failed and the found; return the others."""
@@ -214,7 +236,7 @@ class SweepJob:
         """A row for every cell that has none."""
         for cell_id, cell in self.cells:
             if cell_id not in self.rows:
-                failure = Skipped(why, hint="run the same command again: it goes on from here")
+                failure = self.left_as(why, hint="run the same command again: it goes on from here")
                 self.fail(cell_id, cell, failure, None, [], 0.0)
 
     def in_order(self) -> list[Row]:

@@ -13,10 +13,11 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from runner.schema import Limits
 
 LINE_LIMIT = 1 << 20
 TAIL_BYTES = 8000
+# How long a worker may take to import everything, to fork a child, and to see a killed child's end.
+START_SECONDS, LAUNCH_SECONDS, KILL_SECONDS = 900.0, 300.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,13 @@ class TaskFailed(Exception):
         self.reason, self.evidence, self.error = reason, evidence, error or {}
 
 
+# All that a worker gets of the runner's environment: where things are, and what keeps a BLAS from crashing. Numbers
+# must not depend on what else somebody has exported (ATEN_CPU_CAPABILITY, MKL_*, PYTHON*).
+PASSED = re.compile(
+    r"PATH|HOME|USER|LANG|LC_\w+|TMPDIR|TEMP|TMP|LD_LIBRARY_PATH|DYLD_LIBRARY_PATH|SYSTEMROOT|OPENBLAS_(CORETYPE|L2_SIZE)"
+)
+
+
 def clean_environment(byte_code: Path) -> dict[str, str]:
     """The environment of a worker: nothing of the runner's Python, one thread, no network.
 
@@ -72,8 +82,7 @@ def clean_environment(byte_code: Path) -> dict[str, str]:
     overlays, which stay as they are. uv compiles nothing, and compiling anew
     would be two thirds of a worker's start.
     """
-    dropped = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV")
-    environment = {key: value for key, value in os.environ.items() if key not in dropped}
+    environment = {key: value for key, value in os.environ.items() if PASSED.fullmatch(key)}
     # With one thread a library's import starts no thread pool, which fork would break.
     one = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     environment |= dict.fromkeys(one, "1")
@@ -83,6 +92,7 @@ def clean_environment(byte_code: Path) -> dict[str, str]:
         "TRANSFORMERS_VERBOSITY": "warning",
         "PYTHONPYCACHEPREFIX": str(byte_code),
         "PYTHONUNBUFFERED": "1",
+        "PYTHONUTF8": "1",
     }
 
 
@@ -109,7 +119,17 @@ class ForkWorker:
                     start_new_session=True,  # Ctrl-C is the runner's to handle
                 )  # fmt: skip
             self.reader = asyncio.create_task(self.read())
-        await asyncio.shield(self.ready)
+        await self.within(asyncio.shield(self.ready), START_SECONDS)
+
+    async def within(self, answer: Awaitable, seconds: float):
+        """The worker's answer; one that gives none is ended, and its tasks with it."""
+        try:
+            return await asyncio.wait_for(answer, seconds)
+        except TimeoutError:
+            assert self.process
+            self.process.kill()
+            said = f"the worker gave no answer for {seconds:.0f} s"
+            raise TaskFailed("worker", Evidence(stderr_tail=said)) from None
 
     async def read(self) -> None:
         """Deliver the worker's messages; when they end, fail whatever is in flight."""
@@ -118,10 +138,16 @@ class ForkWorker:
             message = json.loads(line)
             if "ready" in message:
                 self.ready.set_result(message["ready"])
-            elif "started" in message:
-                self.started[message["id"]].set_result(message["started"])
+                continue
+            # A task that was cancelled meanwhile waits for nothing any more.
+            waiting = self.ended if "ended" in message else self.started
+            future = waiting.get(message["id"])
+            if future is None or future.done():
+                continue
+            if "refused" in message:
+                future.set_exception(TaskFailed("worker", Evidence(stderr_tail=message["refused"])))
             else:
-                self.ended[message["id"]].set_result(message["ended"])
+                future.set_result(message.get("ended", message.get("started")))
         code = await self.process.wait()
         gone = TaskFailed("worker", Evidence(exit_code=code, stderr_tail=tail(self.log)))
         for future in (self.ready, *self.started.values(), *self.ended.values()):
@@ -142,14 +168,21 @@ class ForkWorker:
         loop = asyncio.get_running_loop()
         number = next(self.numbers)
         self.started[number], self.ended[number] = loop.create_future(), loop.create_future()
-        self.send({"id": number, "run": task.request()})
-        try:
-            pid = await self.started[number]
-        finally:
-            del self.started[number]
         ended = self.ended[number]
         ended.add_done_callback(lambda _: self.ended.pop(number, None))
+        self.send({"id": number, "run": task.request()})
+        try:
+            pid = await self.within(asyncio.shield(self.started[number]), LAUNCH_SECONDS)
+        except asyncio.CancelledError:
+            self.send({"id": number, "kill": True})  # it may have begun already
+            raise
+        finally:
+            del self.started[number]
         return pid, ended, lambda: self.send({"id": number, "kill": True})
+
+    def kill(self) -> None:
+        assert self.process
+        self.process.kill()
 
     def send(self, message: dict) -> None:
         assert self.process and self.process.stdin
@@ -182,6 +215,9 @@ class ProcessWorker:
 
     async def start(self) -> None:
         """Nothing is kept warm."""
+
+    def kill(self) -> None:
+        """There is no process beside the task's."""
 
     async def launch(self, task: Task) -> tuple[int, asyncio.Future, Callable[[], None]]:
         request = task.work / "request.json"
@@ -245,7 +281,9 @@ class Workers:
                 raise
             if reason:
                 kill()
-            how = await ended
+                how = await self.end(worker, pid, ended)
+            else:
+                how = await ended
         evidence = Evidence(**how, stderr_tail=tail(task.work / "log"))
         if reason:
             raise TaskFailed(reason, evidence)
@@ -255,6 +293,14 @@ class Workers:
             error = json.loads((task.work / "error.json").read_text(encoding="utf-8"))
             raise TaskFailed("error", replace(evidence, frame=error.get("frame")), error)
         raise TaskFailed("ended", evidence)
+
+    async def end(self, worker: ForkWorker | ProcessWorker, pid: int, ended: asyncio.Future) -> dict:
+        """How a task that was killed ended; where its worker does not say, both are killed from here."""
+        await asyncio.wait({ended}, timeout=KILL_SECONDS)
+        if not ended.done():
+            kill_tree(pid)
+            worker.kill()
+        return await ended
 
     async def watch(self, pid: int, ended: asyncio.Future) -> str:
         """Wait until the task ends, or until it must be ended: "timeout" or "stalled"."""

@@ -43,7 +43,10 @@ def run(arguments: dict, out: str) -> dict:
             del tensors
         elif name == "config.json":
             write_json(os.path.join(out, name), cut_config(read_json(path), dtype, layers))
-        elif os.path.isfile(path) and not name.endswith((".index.json", ".bin", ".pt", ".pth")):
+        elif os.path.isdir(path):
+            if not name.startswith("."):
+                shutil.copytree(path, os.path.join(out, name))
+        elif not name.endswith((".index.json", ".bin", ".pt", ".pth")):
             shutil.copyfile(path, os.path.join(out, name))
     index = next((n for n in names if n.endswith(".safetensors.index.json")), None)
     if index:

@@ -8,6 +8,7 @@ import os
 import numpy as np
 import torch
 from continuation import save
+from task import StageError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -22,11 +23,20 @@ def run(arguments: dict, out: str) -> dict:
     penalty and the rest of its generation config.
     """
     folder = arguments["checkpoint"]
-    model = AutoModelForCausalLM.from_pretrained(
+    model, loading = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=DTYPES[arguments["compute_dtype"]],
         attn_implementation=arguments["attention"],
-    ).eval()
+        output_loading_info=True,
+    )
+    model.eval()
+    if missing := sorted(loading["missing_keys"]):
+        # transformers fills them with random numbers and a warning, and would be no reference at all.
+        raise StageError(
+            f"the checkpoint lacks {len(missing)} tensors of its model: {', '.join(missing[:5])}",
+            kind="MissingTensors",
+            hint="config.json and the weights do not belong together, or a shard is incomplete",
+        )
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ends = end_tokens(folder)
     with open(arguments["prompts"], encoding="utf-8") as file:
@@ -35,7 +45,11 @@ def run(arguments: dict, out: str) -> dict:
         tokens, logits = greedy(model, prompt["ids"], ends, arguments["max_new_tokens"])
         save(out, index, prompt["name"], tokens, logits, tokenizer, ends)
     loaded = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
-    return {"loaded_dtype": ",".join(sorted(loaded)), "end_tokens": sorted(ends)}
+    return {
+        "loaded_dtype": ",".join(sorted(loaded)),
+        "end_tokens": sorted(ends),
+        "unexpected_tensors": sorted(loading["unexpected_keys"])[:20],
+    }
 
 
 @torch.inference_mode()

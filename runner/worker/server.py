@@ -68,7 +68,12 @@ class Server:
                     return
                 *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
-                    self.handle(json.loads(line))
+                    message = json.loads(line)
+                    try:
+                        self.handle(message)
+                    except Exception as error:  # no memory to fork, say: the task's failure, not the worker's
+                        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+                        self.send({"id": message["id"], "refused": f"{type(error).__name__}: {error}"})
 
     def handle(self, message: dict) -> None:
         if message.get("kill"):

@@ -32,8 +32,8 @@ def perform(request: dict) -> int:
     log = os.open(os.path.join(work, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    settle(work, request["threads"])
     try:
+        settle(work, request["threads"])
         stage = importlib.import_module(module_of(request["stage"]))
         result = stage.run(request["arguments"], request["out"])
     except BaseException as error:  # whatever ends a stage is its result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 
@@ -85,3 +86,20 @@ def test_where_the_database_is(tmp_path, monkeypatch):
     assert database.url_of("postgresql://x/y") == "postgresql://x/y"
     monkeypatch.delenv("PARITYLAB_DB")
     assert database.url_of().endswith(".paritylab/results.db")
+
+
+def test_other_peoples_databases_are_left_alone(tmp_path):
+    path = tmp_path / "theirs.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE thesis (word TEXT)")
+    for create in (True, False):
+        with pytest.raises(database.DatabaseProblem, match="thesis"):
+            database.open_database(str(path), create=create)
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("thesis",)]
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
+def test_a_database_in_memory_is_refused(url):
+    with pytest.raises(database.DatabaseProblem, match="in memory"):
+        database.open_database(url)

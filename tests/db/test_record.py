@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 
 from db import engine as database
 from db import query, record
-from db.models import FACTORS, Environment, MetricValue, Package, Result
+from db.models import FACTORS, Environment, MetricValue, Package, Result, Sweep
 from db.record import NewResult, Provenance
 
 
@@ -161,3 +161,47 @@ def test_filters(engine):
     for unknown in ("99", "x"):
         with pytest.raises(query.NotInDatabase, match=f"there are {sweep} to {sweep}"):
             query.sweep_id(engine, unknown)
+
+
+def test_a_sweep_whose_process_is_gone_is_said_to_have_died(engine):
+    sweep, _ = record.begin_sweep(engine, [], "1", [cell()])
+    with database.writing(engine) as session:
+        session.get(Sweep, sweep).pid = 2**22 + 5  # above any that Linux gives
+    record.begin_sweep(engine, [], "1", [cell()])
+    assert [row["state"] for row in query.sweep_rows(engine)] == ["died", "running"]
+
+
+def release(builder: str, first: float, **values) -> tuple[dict, NewResult]:
+    return cell(builder=builder, model="m"), ok(prompt("p", first, first), hash=builder, **values)
+
+
+def test_history_marks_the_release_that_differs_from_the_one_before(engine):
+    known = {"0.9.2": 1e-4, "0.10.0": 1.1e-4, "0.14.1": 5.0, "0.18.0": 5.0, "main": 1e-4}
+    found = [release(builder, first) for builder, first in known.items()]
+    _, ids = record.begin_sweep(engine, [], "1", [factors for factors, _ in reversed(found)])
+    for one, (_, result) in zip(ids, reversed(found), strict=True):
+        record.record_result(engine, one, result, PATCH)
+    rows = query.history_rows(engine)
+    assert [(r["builder"], r["changed"]) for r in rows] == [
+        ("0.9.2", False), ("0.10.0", False), ("0.14.1", True), ("0.18.0", False), ("main", True),
+    ]  # fmt: skip
+
+
+def test_history_takes_the_newest_cell_and_keeps_lines_apart(engine):
+    _, ids = record.begin_sweep(
+        engine, [], "1", [cell(builder="1", model="a"), cell(builder="1", model="a"), cell(builder="2", model="b")]
+    )
+    for one, first in zip(ids, (1.0, 2.0, 3.0), strict=True):
+        record.record_result(engine, one, ok(prompt("p", first, first), hash=str(first)), PATCH)
+    rows = query.history_rows(engine)
+    assert [(r["model"], r["first_diff_largest"], r["changed"]) for r in rows] == [("a", 2.0, False), ("b", 3.0, False)]
+
+
+def test_failures_are_grouped_by_their_first_line(engine):
+    _, ids = record.begin_sweep(engine, [], "1", [cell(builder=b) for b in ("0.9.2", "0.10.0", "0.11.0")])
+    for one, error in zip(ids, ("'rope_type'", "'rope_type'\nmore", "other"), strict=True):
+        record.record_result(engine, one, ok(status="export_failed", error=error, error_type="KeyError"), PATCH)
+    groups = query.failure_groups(engine, status=["export_failed"])
+    assert [(g["count"], g["error"], g["builders"]) for g in groups] == [
+        (2, "KeyError: 'rope_type'", "0.9.2, 0.10.0"), (1, "KeyError: other", "0.11.0"),
+    ]  # fmt: skip

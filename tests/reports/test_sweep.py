@@ -14,7 +14,7 @@ def row(**given) -> dict:
         "cell": 7, "model": "m", "status": "ok", "error": None, "hint": None, "texts": "as expected",
         "patch_outcome": "none", "options": None, "source": "release x", "checkpoint_dtype": "fp32",
         "logit_range": [11.0, 13.0], "first_diff_least": 1e-4, "first_diff_largest": 2e-4, "diff_largest": 3e-4,
-        "identical_count": 5, "prompts_count": 5, "stand_in": None,
+        "identical_count": 5, "prompts_count": 5, "stand_in": None, "non_finite_count": 0,
     }  # fmt: skip
     return base | given
 
@@ -69,6 +69,11 @@ def test_a_patch_that_changed_nothing_is_said():
 
 def test_a_stand_in_is_named():
     assert "stand-in fake" in table(row(stand_in="fake"))
+
+
+def test_a_number_that_is_not_finite_is_not_hidden_by_those_that_are():
+    line = table(row(non_finite_count=1, texts="1 not finite")).split("\n")[2]
+    assert "not finite" in line and "1.0e-04" not in line
 
 
 def test_the_report_stands_alone():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from runner.checkpoints import Checkpoint, Inspector, keep_layers, tensor_dtypes
+from runner.checkpoints import Checkpoint, Inspector, keep_layers, stamp_of, tensor_dtypes
 from runner.failures import CheckpointFailed, ConfigFailed
 
 
@@ -89,3 +90,57 @@ def test_layers(inspector, folder):
     assert keep_layers("2", found) == 2
     with pytest.raises(ConfigFailed, match="3 layers"):
         keep_layers("4", found)
+
+
+def test_bytes_that_change_under_an_old_time_are_noticed(tmp_path, folder):
+    path = folder / "model.safetensors"
+    before, stat = Inspector(tmp_path / "store").inspect(folder), path.stat()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    after = Inspector(tmp_path / "store").inspect(folder)
+    assert after.hash != before.hash and stamp_of(folder) == after.stamp != before.stamp
+
+
+def test_subfolders_count_and_documents_do_not(tmp_path, folder):
+    before = Inspector(tmp_path / "store").inspect(folder)
+    (folder / "README.md").write_text("words")
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "x").write_text("x")
+    assert Inspector(tmp_path / "store").inspect(folder).hash == before.hash
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "default.jinja").write_text("{{ x }}")
+    assert Inspector(tmp_path / "store").inspect(folder).text_hash != before.text_hash
+
+
+@pytest.mark.parametrize(
+    "config", ["[]", '{"text_config": "x"}', '{"torch_dtype": {}}', '{"num_hidden_layers": "7"}', "[" * 100000]
+)
+def test_an_odd_config_is_the_checkpoints_failure(inspector, folder, config):
+    (folder / "config.json").write_text(config)
+    with pytest.raises(CheckpointFailed):
+        inspector.inspect(folder)
+
+
+@pytest.mark.parametrize(
+    "header", ["[]", '{"a": {}}', '{"a": {"dtype": "F32", "data_offsets": []}}', '{"a": {"dtype": []}}']
+)
+def test_an_odd_header_is_refused(folder, header):
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode())
+    with pytest.raises(CheckpointFailed):
+        tensor_dtypes(folder / "model.safetensors")
+
+
+def test_a_shard_that_the_index_names_must_be_there(inspector, folder):
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointFailed, match="lacks model-2"):
+        inspector.inspect(folder)
+
+
+@pytest.mark.parametrize("kept", ["[]", "{", '{"/x": 5}', '{"/x": [1, 2]}'])
+def test_odd_kept_hashes_are_no_hashes(tmp_path, folder, kept):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "file_hashes.json").write_text(kept)
+    assert Inspector(tmp_path / "store").inspect(folder).layers == 3

@@ -162,6 +162,42 @@ def test_an_endless_sweep_is_refused(loader):
         sweep_of(loader, "max_new_tokens=interval(1,5)")
 
 
+def test_a_key_given_twice_is_refused(loader):
+    with pytest.raises(ConfigFailed, match="builder is given twice"):
+        sweep_of(loader, "builder=0.14.1,0.18.0", "builder=0.18.0")
+
+
+@pytest.mark.parametrize("argument", ["builder=glob(zzz*)", "max_new_tokens=range(1,1)"])
+def test_a_sweep_of_nothing_is_refused(loader, argument):
+    with pytest.raises(ConfigFailed, match="no value matches"):
+        sweep_of(loader, argument)
+
+
+def test_a_patch_that_is_taken_away_is_not_named(loader):
+    assert sweep_of(loader, "patch=[]")[0].factors["patch"] == "none"
+    (quoted,) = sweep_of(loader, "patch=['rope_fix','embed_scale_exact']")
+    assert quoted.factors["patch"] == "rope_fix+embed_scale_exact"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ("{name: a, text: ' '}", "no text"),
+        ("{name: ' ', text: x}", "empty name"),
+        ("{name: a, text: x, expect: ''}", "nothing"),
+    ],
+)
+def test_blank_prompts_are_refused(loader, prompt, says):
+    (cell,) = sweep_of(loader, f"prompts.prompts=[{prompt}]")
+    assert says in cell.failure.message
+
+
+@pytest.mark.parametrize("path", ["~nosuchuser/x", "''"])
+def test_an_impossible_model_path_is_refused(loader, path):
+    (cell,) = sweep_of(loader, "model=path", f"model.path='{path}'" if path[0] == "~" else f"model.path={path}")
+    assert "model" in cell.failure.message
+
+
 def test_a_misspelt_key_is_refused_with_the_nearest_one():
     with pytest.raises(ConfigFailed) as caught:
         compose.check_keys(["-m", "bilder=0.14.1"], paths.CONF)

@@ -39,7 +39,8 @@ GIVEN = {
 
 def overrides_of(path: Path) -> list[str]:
     group = path.parent.relative_to(paths.CONF).as_posix()
-    return [f"{group}={path.stem}", *GIVEN.get(f"{group}/{path.stem}", [])]
+    added = "+" if group == "experiment" else ""
+    return [f"{added}{group}={path.stem}", *GIVEN.get(f"{group}/{path.stem}", [])]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(paths.CONF).as_posix())

@@ -41,7 +41,9 @@ def test_without_its_stamp_it_is_not_there(store):
     assert store.find("kind", "k") is None
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", '{"files": {}', json.dumps({"files": {"a": {}}})])
+@pytest.mark.parametrize(
+    "damage", ["{", "[]", '{"files": {}', json.dumps({"files": {"a": {}}}), '{"files": []}', '{"files": {}}']
+)
 def test_a_damaged_stamp_is_no_stamp(store, damage):
     folder = make(store).path
     (folder / MANIFEST).write_text(damage)
@@ -54,6 +56,16 @@ def test_a_file_cut_short_or_gone_is_noticed(store):
     assert store.find("kind", "k") is None
     (folder / "sub" / "file").unlink()
     assert store.find("kind", "k") is None
+
+
+def test_bytes_that_changed_are_noticed_when_they_are_read(store):
+    artifact = make(store)
+    assert store.whole(artifact)
+    (artifact.path / "sub" / "file").write_text("CONTENT")
+    assert store.find("kind", "k") and not store.whole(artifact)
+    store.remove(artifact)
+    assert store.find("kind", "k") is None and list(store.tmp.iterdir()) == []
+    store.remove(artifact)
 
 
 def test_a_broken_artifact_is_replaced(store):

@@ -11,6 +11,7 @@ import asyncio
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import psutil
 import pytest
 from continuation import save
 
+from runner import workers as workers_module
 from runner.schema import Limits
 from runner.workers import Task, TaskFailed, Workers, clean_environment
 
@@ -177,6 +179,37 @@ def test_a_cancelled_task_leaves_no_child(tmp_path, fork, task):
     assert with_workers(tmp_path, fork, use)
 
 
+def test_a_worker_that_gives_no_answer_is_ended_with_its_tasks(tmp_path, task, monkeypatch):
+    monkeypatch.setattr(workers_module, "KILL_SECONDS", 0.5)
+    victim, other = task(waiting=True), task()
+
+    async def use(workers):
+        running = asyncio.create_task(workers.run(PYTHON, victim, print))
+        await child_of(workers, victim.work)
+        os.kill(workers.workers[PYTHON].process.pid, signal.SIGSTOP)
+        with pytest.raises(TaskFailed) as caught:
+            await running
+        await workers.run(PYTHON, other, print)
+        return caught.value
+
+    assert with_workers(tmp_path, True, use, timeout=1.0).reason == "worker"
+    assert (other.out / "comparison.json").exists()
+
+
+def test_a_task_that_the_worker_cannot_start_is_its_failure_alone(tmp_path, task):
+    odd, other = task(), task()
+    odd = replace(odd, model_type=["a"])
+
+    async def use(workers):
+        with pytest.raises(TaskFailed) as caught:
+            await workers.run(PYTHON, replace(odd, stage=["no"]), print)
+        await workers.run(PYTHON, other, print)
+        return caught.value
+
+    assert with_workers(tmp_path, True, use).reason in ("worker", "error", "ended")
+    assert (other.out / "comparison.json").exists()
+
+
 def test_an_interpreter_that_cannot_start_is_a_failure(tmp_path, task):
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho no luck >&2\nexit 3\n")
@@ -190,6 +223,8 @@ def test_an_interpreter_that_cannot_start_is_a_failure(tmp_path, task):
 def test_a_worker_gets_nothing_of_the_runners_python(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     monkeypatch.setenv("VIRTUAL_ENV", "/somewhere")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    monkeypatch.setenv("PYTHONOPTIMIZE", "2")
     environment = clean_environment(Path("/somewhere"))
-    assert not {"PYTHONPATH", "VIRTUAL_ENV"} & set(environment)
+    assert not {"PYTHONPATH", "VIRTUAL_ENV", "ATEN_CPU_CAPABILITY", "PYTHONOPTIMIZE"} & set(environment)
     assert environment["HF_HUB_OFFLINE"] == "1"

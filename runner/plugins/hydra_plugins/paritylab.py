@@ -19,7 +19,9 @@ GROUP = "builder"
 class ParitylabSweeper(Sweeper):
     """Composes every cell once and hands the list to `runner.main`."""
 
-    def __init__(self) -> None:
+    def __init__(self, params: dict[str, Any] | None = None) -> None:
+        """params: {key: values to sweep} of an experiment; the command line's come before them."""
+        self.params = dict(params or {})
         self.context: HydraContext | None = None
         self.config: DictConfig | None = None
 
@@ -30,7 +32,9 @@ class ParitylabSweeper(Sweeper):
         from runner import main
 
         assert self.context is not None and self.config is not None
-        raise main.Finished(main.act(self.context.config_loader, self.config, arguments))
+        given = {argument.partition("=")[0] for argument in arguments}
+        axes = [f"{key}={values}" for key, values in self.params.items() if key not in given]
+        raise main.Finished(main.act(self.context.config_loader, self.config, [*axes, *arguments]))
 
 
 class ReleasesSource(ConfigSource):
@@ -84,6 +88,6 @@ class ReleasesSearchPath(SearchPathPlugin):
 ConfigStore.instance().store(
     group="hydra/sweeper",
     name="paritylab",
-    node={"_target_": "hydra_plugins.paritylab.ParitylabSweeper"},
+    node={"_target_": "hydra_plugins.paritylab.ParitylabSweeper", "params": {}},
     provider="paritylab",
 )
