@@ -125,26 +125,33 @@ def in_a_line(error: OmegaConfBaseException) -> str:
 
 def patch_of(given: Mapping[str, Any]) -> schema.Patch:
     """The patch of a composed config. Errors: `ConfigFailed`; OmegaConf's for wrong types."""
-    known = ("changes", "reverse", "file", "number", "from", "to", "paths")
-    if odd := sorted(set(given) - set(known)):
-        raise ConfigFailed(f"patch: {', '.join(odd)} is not known", hint=f"known: {', '.join(known)}")
-    needed = [f"patch.{key}" for key in ("file", "number", "from", "to") if given.get(key, "") == "???"]
-    if needed:
-        raise ConfigFailed(f"{', '.join(needed)}: a value is needed", hint=f"set it: {needed[0]}=VALUE")
-    if not isinstance(given.get("reverse", False), bool):
+    if odd := sorted(set(given) - set(schema.PATCH_KEYS)):
+        raise ConfigFailed(f"patch: {', '.join(odd)} is not known", hint=f"known: {', '.join(schema.PATCH_KEYS)}")
+    given = {**schema.PATCH_KEYS, **given}
+    if not isinstance(given["reverse"], bool):
         raise ConfigFailed(f"patch.reverse: {given['reverse']!r} is not allowed", hint="allowed: true, false")
-    changes = OmegaConf.merge(OmegaConf.structured(schema.Changes), {"changes": given.get("changes") or {}})
-    diffs = []
-    if given.get("file") is not None:
-        diffs.append(schema.Diff(file=str(Path(str(given["file"])).expanduser().resolve())))
-    if given.get("number") is not None:
+    needs = {"file": ("file",), "pr": ("number",), "diff": ("from", "to")}
+    used = [kind for kind, wanted in given["uses"].items() if wanted]
+    for kind in used:
+        for key in needs.get(kind, ()):
+            if given[key] is None:
+                raise ConfigFailed(f"patch.{key}: a value is needed", hint=f"set it: patch={kind} patch.{key}=VALUE")
+    changes = OmegaConf.merge(OmegaConf.structured(schema.Changes), {"changes": given["changes"] or {}})
+    return schema.Patch(OmegaConf.to_object(changes).changes, [diff_of(kind, given) for kind in used], given["reverse"])
+
+
+def diff_of(kind: str, given: Mapping[str, Any]) -> schema.Diff:
+    """The diff that a patch of this kind names."""
+    if kind == "file":
+        return schema.Diff(file=str(Path(str(given["file"])).expanduser().resolve()))
+    if kind == "pr":
         if not str(given["number"]).isdecimal():
             raise ConfigFailed(f"patch.number: {given['number']!r} is not the number of a pull request")
-        diffs.append(schema.Diff(number=int(given["number"])))
-    if given.get("from") is not None:
-        paths = tuple(str(path) for path in given.get("paths") or ())
-        diffs.append(schema.Diff(old=str(given["from"]), new=str(given["to"]), paths=paths))
-    return schema.Patch(OmegaConf.to_object(changes).changes, diffs, given.get("reverse", False))
+        return schema.Diff(number=int(given["number"]))
+    if kind == "diff":
+        paths = tuple(str(path) for path in given["paths"] or ())
+        return schema.Diff(old=str(given["from"]), new=str(given["to"]), paths=paths)
+    raise ConfigFailed(f"patch.uses: {kind!r} is not known", hint="known: file, pr, diff")
 
 
 def labels(config: schema.Factors, choices: Mapping[str, str]) -> dict[str, str]:

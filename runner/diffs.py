@@ -39,7 +39,7 @@ async def get(store: Store, mirrors: Mirrors, url: str, diff: Diff) -> DiffText:
     """The text of a diff. Errors: `PatchFailed`, `SourceFailed`."""
     if diff.file is not None:
         try:
-            return DiffText(diff.name(), Path(diff.file).read_text(encoding="utf-8"))
+            return DiffText(diff.name(), Path(diff.file).read_bytes().decode())  # line ends as they are
         except (OSError, UnicodeDecodeError) as error:
             raise PatchFailed(f"patch.file: {error}", hint="name a unified diff, as git diff prints it") from error
     if diff.number is not None:
@@ -62,14 +62,14 @@ async def pull_request(store: Store, mirrors: Mirrors, url: str, number: int) ->
     if kept is None:
         head = await mirrors.commit(url, f"refs/pull/{number}/head")
         try:
-            base = await mirrors.merge_base(url, head, await mirrors.commit(url, "HEAD"))
+            base = await mirrors.branch_point(url, head, "main")
             text = await mirrors.diff(url, base, head, ["."])
         except GitError as error:
             raise PatchFailed(f"pr-{number}: {error}", error_type="git") from error
         with store.draft("diff") as draft:
-            (draft / "pr.diff").write_text(text, encoding="utf-8")
+            (draft / "pr.diff").write_bytes(text.encode())
             kept = store.finish("diffs", key, draft, {"number": number}, {"head": head, "base": base})
-    return (kept.path / "pr.diff").read_text(encoding="utf-8")
+    return (kept.path / "pr.diff").read_bytes().decode()
 
 
 def apply(tree: Path, diff: DiffText, reverse: bool = False) -> Outcome:
@@ -139,14 +139,19 @@ def rewritten(path: str, file: PatchedFile, hunks: list[str]) -> str:
 
 
 def git_apply(tree: Path, text: str, reverse: bool, check: bool = False) -> bool:
-    """Run ``git apply`` in a folder that no repository above it may claim. Returns whether it went in."""
+    """Run ``git apply`` in a folder that no repository above it may claim. Returns whether it went in.
+
+    A wheel's files may have other line ends than the repository's, so that is
+    tried again without regard to white space in what is looked for.
+    """
     flags = (["--reverse"] if reverse else []) + (["--check"] if check else [])
-    done = subprocess.run(
-        ["git", "apply", "--whitespace=nowarn", *flags, "-"],
-        cwd=tree, input=text, capture_output=True, text=True, encoding="utf-8",
-        env={**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)},
-    )  # fmt: skip
-    return done.returncode == 0
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
+    for loose in ([], ["--ignore-whitespace"]):
+        command = ["git", "apply", "--whitespace=nowarn", *flags, *loose, "-"]
+        done = subprocess.run(command, cwd=tree, input=text.encode(), capture_output=True, env=environment)
+        if done.returncode == 0:
+            return True
+    return False
 
 
 def mismatch(tree: Path, path: str, hunk: Hunk, reverse: bool) -> str:
@@ -162,5 +167,7 @@ def mismatch(tree: Path, path: str, hunk: Hunk, reverse: bool) -> str:
         same += 1
     shown = range(place + same, min(place + same + SHOWN_LINES, len(lines)))
     head = f"{path}: hunk @@ -{hunk.source_start} +{hunk.target_start} @@ did not apply"
-    there = [f"  {n + 1}: {lines[n]}" for n in shown]
-    return "\n".join([f"{head}; it wants", *(f"  {line}" for line in wanted[:SHOWN_LINES]), "where there is", *there])
+    there = lines[shown[0]].strip() if shown else "the end of the file"
+    summary = f"{head}: it wants `{wanted[0].strip()}` where there is `{there}`"
+    whole = ["it wants", *(f"  {line}" for line in wanted[:SHOWN_LINES]), "where there is"]
+    return "\n".join([summary, *whole, *(f"  {n + 1}: {lines[n]}" for n in shown)])

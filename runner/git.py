@@ -123,8 +123,17 @@ class Mirrors:
         """The unified diff between two commits, of some paths."""
         return await git("-C", str(self.folder(url)), "diff", "--no-color", "--no-ext-diff", old, new, "--", *paths)
 
-    async def merge_base(self, url: str, one: str, two: str) -> str:
-        return (await git("-C", str(self.folder(url)), "merge-base", one, two)).strip()
+    async def branch_point(self, url: str, head: str, branch: str) -> str:
+        """Where a head left a branch, also when it has been merged since. Errors: `GitError`."""
+        folder = str(self.folder(url))
+        tip = await self.parse(url, branch) or await self.parse(url, "master") or head
+        after = (await git("-C", folder, "rev-list", "--first-parent", "--ancestry-path", f"{head}..{tip}")).split()
+        merged = tip == head or bool(after)
+        # The commit before the branch got it: of a merge its first parent, of a fast-forward the head's own.
+        before = f"{after[-1]}^" if after else f"{head}^"
+        if merged and after and await self.parse(url, f"{after[-1]}^") == head:
+            before = f"{head}^"
+        return (await git("-C", folder, "merge-base", head, before if merged else tip)).strip()
 
 
 def state_of(folder: Path) -> tuple[str | None, bool]:

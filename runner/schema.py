@@ -137,6 +137,13 @@ class Diff:
         return f"pr-{self.number}" if self.number is not None else f"{self.old}..{self.new}"
 
 
+# What every patch of a composed config has, so that patch.number= is a key beside patch=none,pr too. `uses` says
+# which of the diffs a chosen file wants: {"pr": True}.
+PATCH_KEYS: Dict[str, Any] = {
+    "changes": {}, "reverse": False, "uses": {}, "file": None, "number": None, "from": None, "to": None, "paths": [],
+}  # fmt: skip
+
+
 @dataclass
 class Patch:
     """A patch set: single changes by name, applied in this order, then diffs.
@@ -237,7 +244,7 @@ class Factors:
     model: Model = field(default_factory=Model)
     builder: Builder = field(default_factory=Builder)
     # As the files in conf/patch/ have it; `runner.cells` makes a `Patch` of it.
-    patch: Dict[str, Any] = field(default_factory=lambda: {"changes": {}, "reverse": False})
+    patch: Dict[str, Any] = field(default_factory=lambda: dict(PATCH_KEYS))
     backend: Backend = field(default_factory=Backend)
     runtime: Runtime = field(default_factory=Runtime)
     reference: Reference = field(default_factory=Reference)

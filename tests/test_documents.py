@@ -70,7 +70,7 @@ def place(tmp_path_factory, shared_lab, repository):
     (root / "my_conf" / "patch" / "my_fix.yaml").write_text(patch, encoding="utf-8")
     (root / "my_conf" / "prompts").mkdir()
     shutil.copyfile(paths.CONF / "prompts" / "five.yaml", root / "my_conf" / "prompts" / "mine.yaml")
-    (root / "my.diff").write_text(run_git(repository, "diff", "v0.18.0", "refs/pull/2939/head"), encoding="utf-8")
+    run_git(repository, "diff", f"--output={root / 'my.diff'}", "v0.18.0", "refs/pull/2939/head")
     shared_lab.run("builder=0.14.1,0.18.0", "patch=none,rope_fix")  # what the other commands look at
     return root
 

@@ -8,6 +8,9 @@ import importlib
 import os
 import sys
 
+# Importing onnxruntime (1.32) starts a thread, and what a thread holds a forked child never gets: left to the child.
+LEFT_TO_THE_CHILD = "onnxruntime"
+
 MODULES = (
     "numpy",
     "safetensors.torch",
@@ -18,7 +21,6 @@ MODULES = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
     "onnx_ir",
-    "onnxruntime.quantization.matmul_nbits_quantizer",
     "onnxruntime_genai",
 )
 
@@ -62,6 +64,8 @@ def builder_imports(overlay: str) -> None:
                 continue
         for node in body:
             if not isinstance(node, ast.ImportFrom) or not node.module or node.level:
+                continue
+            if node.module.split(".")[0] == LEFT_TO_THE_CHILD:
                 continue
             own = os.path.join(overlay, node.module.split(".")[0])
             if os.path.exists(own) or os.path.exists(own + ".py") or modules((node.module,)):

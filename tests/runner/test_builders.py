@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -188,12 +189,10 @@ async def main():
     print(python, (python.parent.parent / "ready.json").stat().st_mtime_ns)
 asyncio.run(main())
 """
-    import sys
-
     processes = [
         subprocess.Popen([sys.executable, "-c", code], cwd=paths.PROJECT, stdout=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
     said = {process.communicate(timeout=120)[0] for process in processes}
     assert len(said) == 1 and all(process.returncode == 0 for process in processes)
-    assert len(list((tmp_path / "environments").iterdir())) == 1
+    assert len(list((tmp_path / "environments").glob("*/ready.json"))) == 1

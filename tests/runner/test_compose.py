@@ -162,6 +162,29 @@ def test_an_endless_sweep_is_refused(loader):
         sweep_of(loader, "max_new_tokens=interval(1,5)")
 
 
+def test_a_diffs_keys_stand_beside_a_patch_that_has_none(loader):
+    none, pull, both = sweep_of(loader, "patch=none,pr,[rope_fix,pr]", "patch.number=2939")
+    assert [cell.factors["patch"] for cell in (none, pull, both)] == ["none", "pr-2939", "rope_fix+pr-2939"]
+    assert none.config.patch.diffs == [] and pull.config.patch.diffs == [schema.Diff(number=2939)]
+    (turned,) = sweep_of(loader, "patch=diff", "patch.from=a", "patch.to=b", "patch.reverse=true")
+    assert turned.factors["patch"] == "a..b reversed" and turned.config.patch.reverse
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["patch=pr"], "patch.number"),
+        (["patch=diff", "patch.from=a"], "patch.to"),
+        (["patch=file"], "patch.file"),
+        (["patch=pr", "patch.number=two"], "'two'"),
+        (["patch.reverse=maybe"], "patch.reverse"),
+    ],
+)
+def test_a_diff_that_is_not_named_is_refused(loader, arguments, says):
+    (cell,) = sweep_of(loader, *arguments)
+    assert says in cell.failure.message
+
+
 def test_a_key_given_twice_is_refused(loader):
     with pytest.raises(ConfigFailed, match="builder is given twice"):
         sweep_of(loader, "builder=0.14.1,0.18.0", "builder=0.18.0")

@@ -101,6 +101,14 @@ def test_a_hunk_finds_its_place_though_lines_have_moved(tree, fix):
     assert diffs.apply(tree, fix).status == "applied" and content(tree) == "new\n" * 7 + AFTER
 
 
+def test_other_line_ends_are_no_obstacle(tree, fix):
+    (tree / "builders" / "base.py").write_bytes(BEFORE.replace("\n", "\r\n").encode())
+    assert diffs.apply(tree, fix).status == "applied"
+    text = (tree / "builders" / "base.py").read_bytes().decode()
+    assert text.replace("\r\n", "\n") == AFTER and text.count("\r\n") > len(LINES) - 4
+    assert diffs.apply(tree, fix).status == "present"
+
+
 def test_a_hunk_that_fails_is_named_with_what_stands_there(tree, fix):
     (tree / "builders" / "base.py").write_text(BEFORE.replace(CHANGED, "echo = echo"))
     outcome = diffs.apply(tree, fix)

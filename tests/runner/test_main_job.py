@@ -6,6 +6,7 @@ Numbers are held to patterns, not to values: other weights give other numbers.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -39,6 +40,12 @@ def artifacts(lab: Lab, stage: str) -> dict[str, int]:
     """A stage's artifacts, with the time at which each was made."""
     folder = lab.store / stage
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} if folder.exists() else {}
+
+
+def table_of(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The rows of a printed table, without the numbers of the cells."""
+    lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    return [line.split("|", 2)[2] for line in lines[2:]]
 
 
 def worst_first_diff(rows: list[dict]) -> float:
@@ -90,7 +97,7 @@ def test_the_new_release_fails_with_its_error_and_the_patch_mends_it(rope_rows):
 
 
 def test_the_table_says_it(rope):
-    lines = [line for line in rope.stdout.splitlines() if line.startswith("| tiny_gemma3")]
+    lines = table_of(rope)
     assert len(lines) == 4
     assert "5 of 5" in lines[1] and "5 of 5" in lines[3] and "as expected" in lines[3]
     assert "export_failed: KeyError" in lines[2] or "export_failed: AttributeError" in lines[2]
@@ -103,8 +110,7 @@ def test_run_again_everything_is_found(shared_lab, rope):
     done = shared_lab.run(*ROPE)
     assert done.returncode == 1
     assert "4 cells: 4 found, 0 to run" in done.stderr
-    table = [line for line in rope.stdout.splitlines() if line.startswith("|")]
-    assert table == [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert table_of(done) == table_of(rope)
     assert before == {stage: artifacts(shared_lab, stage) for stage in before}
 
 
@@ -189,13 +195,24 @@ def test_a_child_of_a_real_worker_computes_and_its_parent_never_does(shared_lab,
     """After imports a worker has one thread: it has started no pool that a child could hang on."""
     import asyncio
 
-    from runner.workers import ForkWorker
+    from runner.workers import ForkWorker, Task
 
     async def threads() -> list[tuple[int, dict]]:
         found = []
         for stamp in sorted(ENVIRONMENTS.glob("*/ready.json")):
             worker = ForkWorker(stamp.parent / "bin" / "python", tmp_path / "log", ENVIRONMENTS / "bytecode")
             await worker.start()
+            for name in ("out", "work"):
+                (tmp_path / stamp.parent.name / name).mkdir(parents=True)
+            # An export, which makes the parent import what the builder's sources do, and fails at once.
+            overlay = next((shared_lab.store / "overlays").iterdir()) / "models"
+            task = Task(
+                "export", {"overlay": str(overlay), "checkpoint": "/no", "precision": "fp32", "extra_options": {},
+                           "execution_provider": "cpu"},
+                tmp_path / stamp.parent.name / "out", tmp_path / stamp.parent.name / "work", 1, "gemma3_text",
+            )  # fmt: skip
+            _, ended, _ = await worker.launch(task)
+            assert (await ended)["exit_code"] == 1
             found.append((psutil.Process(worker.process.pid).num_threads(), worker.ready.result()))
             await worker.close()
         return found
@@ -245,6 +262,45 @@ def test_bad_input_is_exit_code_2_and_says_what_is_allowed(lab, override, says):
     assert done.returncode == 2, done.stderr
     assert says in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_weights_that_are_swapped_while_a_sweep_runs_get_no_result(lab, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(paths.PROJECT / "checkpoints" / "tiny_gemma2", folder)
+    arguments = ("model=path", f"model.path={folder}", "builder=0.18.0", "max_new_tokens=200", "jobs=1")
+    process = start(lab, *arguments)
+    wait_for(lambda: children_at_work(lab, "reference") or children_at_work(lab, "export"), process)
+    os.utime(folder / "model.safetensors")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1, err
+    (row,) = results(lab)
+    assert row["status"] == "checkpoint_failed" and "changed while it was used" in row["error"]
+    assert lab.run(*arguments).returncode == 0
+
+
+def test_an_artifact_whose_bytes_changed_is_made_anew(lab):
+    arguments = ("builder=0.14.1", "patch=rope_fix", "max_new_tokens=4")
+    assert lab.run(*arguments).returncode == 0
+    (logits,) = (lab.store / "reference").glob("*/0.npy")
+    data = bytearray(logits.read_bytes())
+    data[-1] ^= 0x40
+    logits.write_bytes(bytes(data))
+    for stage in ("compare", "candidate"):
+        shutil.rmtree(lab.store / stage)
+    lab.db.unlink()
+    assert lab.run(*arguments).returncode == 0
+    assert worst_first_diff(results(lab)) < 1e-3
+
+
+def test_a_checkpoint_that_lacks_a_tensor_is_no_reference(lab, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(paths.PROJECT / "checkpoints" / "tiny_gemma3", folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.3.mlp.down_proj.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert lab.run("model=path", f"model.path={folder}", "builder=0.14.1").returncode == 1
+    (row,) = results(lab)
+    assert row["status"] == "reference_failed" and "model.layers.3.mlp.down_proj.weight" in row["error"]
 
 
 def test_a_model_folder_that_is_not_there(lab):
@@ -406,13 +462,15 @@ def test_two_runners_at_once_make_each_artifact_once(lab):
 def test_the_reports_and_the_database_answer(shared_lab, rope, tmp_path):
     done = shared_lab.call("reports", "sweep", "--sweep", "1")
     assert done.returncode == 0
-    assert [line for line in done.stdout.splitlines() if line.startswith("|")] == [
-        line for line in rope.stdout.splitlines() if line.startswith("|")
-    ]
+    assert table_of(done) == table_of(rope)
+    assert "python -m runner -m" in done.stdout and "transformers 5.13.0" in done.stdout
     out = tmp_path / "report.md"
     assert shared_lab.call("reports", "sweep", "--sweep", "1", "--out", str(out)).returncode == 0
     assert out.read_text() == done.stdout
-    assert json.loads(shared_lab.call("reports", "sweep", "--sweep", "1", "--format", "json").stdout)["sweep"] == 1
+    assert (
+        json.loads(shared_lab.call("reports", "sweep", "--sweep", "1", "--format", "json").stdout)["sweep"]["sweep"]
+        == 1
+    )
     packages = shared_lab.call("db", "env", "1", "--format", "json")
     versions = {row["package"]: row for row in json.loads(packages.stdout)}
     assert versions["transformers"] == {
@@ -434,5 +492,5 @@ def test_a_user_model_and_patch_from_a_folder_of_ones_own(shared_lab, rope, tmp_
         cwd=paths.PROJECT, env=shared_lab.variables(), capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("| my_model")]
-    assert "my_fix" in line and "5 of 5" in line
+    (line,) = table_of(done)
+    assert "my_model" in line and "my_fix" in line and "5 of 5" in line

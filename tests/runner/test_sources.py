@@ -175,6 +175,20 @@ def test_a_pull_request_is_fetched_once_and_kept(store, repository):
     assert diff_text(store, repository, number=7) == found
 
 
+@pytest.mark.parametrize("how", ["--ff-only", "--no-ff", "--squash"])
+def test_a_pull_request_that_was_merged_is_still_its_own_diff(store, repository, how):
+    run_git(repository, "merge", "--quiet", how, "-m", "merged", "refs/pull/7/head") if how != "--ff-only" else run_git(
+        repository, "merge", "--quiet", how, "refs/pull/7/head"
+    )
+    if how == "--squash":
+        run_git(repository, "commit", "--quiet", "-m", "squashed")
+    (repository / "later").write_text("x")
+    run_git(repository, "add", ".")
+    run_git(repository, "commit", "--quiet", "-m", "later")
+    found = diff_text(store, repository, number=7)
+    assert "-two" in found and "+three" in found and "later" not in found
+
+
 def test_a_pull_request_that_is_not_there(store, repository):
     with pytest.raises(SourceFailed, match="refs/pull/8/head"):
         diff_text(store, repository, number=8)
