@@ -38,7 +38,7 @@ HISTORY_COLUMNS = (
 # Two findings are the same while their largest first-token diffs are within this factor of each other.
 HISTORY_FACTOR = 2.0
 FAILURE_COLUMNS = (
-    "count", "status", "error", "error_frame", "builders", "models", "patches", "newest_cell"
+    "count", "status", "error", "builders", "models", "patches", "newest_cell", "error_frames",
 )  # fmt: skip
 PENDING = "pending"
 
@@ -262,19 +262,19 @@ def failure_groups(
     """Failed cells grouped by status and the first line of their error, the most frequent first."""
     groups: dict[tuple, list[dict[str, Any]]] = {}
     for row in cell_rows(engine, filters, status, sweep):
-        groups.setdefault((row["status"], row["error"], row["error_frame"]), []).append(row)
+        groups.setdefault((row["status"], row["error"]), []).append(row)
     return [
         {
             "count": len(rows),
             "status": kind,
             "error": error,
-            "error_frame": frame,
+            "error_frames": "; ".join(sorted({row["error_frame"] for row in rows if row["error_frame"]})[:3]),
             "builders": ", ".join(sorted({row["builder"] for row in rows}, key=release_order)),
             "models": ", ".join(sorted({row["model"] for row in rows})),
             "patches": ", ".join(sorted({row["patch"] for row in rows})),
             "newest_cell": max(row["cell"] for row in rows),
         }
-        for (kind, error, frame), rows in sorted(groups.items(), key=lambda item: -len(item[1]))
+        for (kind, error), rows in sorted(groups.items(), key=lambda item: -len(item[1]))
     ]
 
 

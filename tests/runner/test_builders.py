@@ -131,6 +131,24 @@ def test_a_transformers_that_the_builder_cannot_use_is_a_row(here, repository, f
     assert "error_frame: builders/" in shown or "error_frame: builder.py" in shown
 
 
+def test_the_history_shows_three_eras(here, repository, first):
+    done = run(here, repository, "+experiment=history")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = here.call("db", "history", "--model", "tiny_gemma3", "--dtype", "bf16", "--format", "json")
+    rows = json.loads(said.stdout)
+    assert [row["builder"] for row in rows] == ["0.12.2", "0.13.2", "0.14.1", "0.15.2", "0.16.0", "0.17.1", "0.18.0"]
+    assert [row["builder"] for row in rows if row["changed"]] == ["0.14.1", "0.16.0"]
+    assert {row["status"] for row in rows[4:]} == {"export_failed"}
+    assert rows[0]["identical_count"] > rows[2]["identical_count"]
+    report = here.call("reports", "history", "--dtype", "bf16").stdout
+    assert "tiny_gemma3: 3 eras" in report and "tiny_llama: 1 era" in report and "tiny_gemma2: 2 eras" in report
+    again = run(here, repository, "+experiment=history")
+    assert "21 cells: 21 found, 0 to run" in again.stderr
+    # The command line comes before the experiment.
+    one = run(here, repository, "+experiment=history", "builder=0.14.1", "model=tiny_llama")
+    assert "1 cell: 1 found" in one.stderr
+
+
 def test_the_packages_of_a_day(here, repository, first):
     done = run(here, repository, "builder=0.14.1", "patch=rope_fix", "builder.as_of=2026-07-01")
     (row,) = cells(here, "--sweep", "latest")
