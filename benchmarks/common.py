@@ -19,6 +19,7 @@ from runner import paths
 from runner.cells import Cell
 from runner.checkpoints import Inspector
 from runner.plan import Plan, Planner
+from runner.schema import Env, Limits
 from runner.stages import Stages
 from runner.store import Store
 from runner.workers import Workers, clean_environment
@@ -63,14 +64,18 @@ def cells_of(overrides: Sequence[str]) -> list[Cell]:
         return compose.compose_sweep(loader, master, list(overrides))
 
 
+def workers_of(root: Path, environments: Path) -> Workers:
+    return Workers(1, Limits(600, 600), root / "logs", environments / "bytecode")
+
+
 def prepare(root: Path, environments: Path, cells: Sequence[Cell]) -> list[Plan]:
     """Resolutions, sources and overlays in a store, and the environments; no artifact of a cell."""
 
     async def all_of_it() -> list[Plan]:
         store = Store(root)
-        planner = Planner(store, False, Inspector(root))
+        planner = Planner(store, Env(), Inspector(root))
         plans = [await planner.plan(cell) for cell in cells]
-        stages = Stages(store, environments, Workers(1, 600, 600, root / "logs"))
+        stages = Stages(store, environments, workers_of(root, environments))
         for plan in plans:
             for resolution in plan.resolutions.values():
                 await stages.interpreter(resolution)
@@ -84,7 +89,7 @@ def harness_cells(root: Path, environments: Path, cells: Sequence[Cell]) -> dict
     plans = prepare(root, environments, cells)
 
     async def checkpoints() -> tuple[Path, list[Path]]:
-        workers = Workers(1, 600, 600, root / "logs")
+        workers = workers_of(root, environments)
         stages = Stages(Store(root), environments, workers)
         try:
             folders = [
@@ -139,8 +144,7 @@ def call_script(script: str, python: str, asked: dict, folder: Path, byte_code: 
     """
     request = folder / "cells.json"
     request.write_text(json.dumps(asked), encoding="utf-8")
-    variables = clean_environment() | {"PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
-    variables.pop("PYTHONDONTWRITEBYTECODE", None)
+    variables = clean_environment(folder / "bytecode")
     if not byte_code:
         variables["PYTHONDONTWRITEBYTECODE"] = "1"
     run, printed = timed([python, str(HERE / script), str(request)], variables)

@@ -32,6 +32,7 @@ from runner.cells import FACTORS, Cell, from_plain, options_of
 from runner.failures import ConfigFailed
 
 KEYS = frozenset(field.name for field in fields(schema.Config))
+VALUES = ("dtype", "layers", "precision", "max_new_tokens", "threads")  # factors that are plain values
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def compose_sweep(loader: ConfigLoader, master: DictConfig, arguments: list[str]
     axes = group_axes(owned)
     cells: dict[tuple[str, ...], Cell] = {}
     for outer in itertools.product(*free.values()):
-        for assigned, cell in assemble(loader, master, fixed + list(outer), axes):
+        for assigned, cell in assemble(loader, master, fixed, fixed + list(outer), axes):
             cells[tuple(sorted((*outer, *assigned)))] = cell
     # Back to the order in which the axes stand on the command line.
     return told_apart([cells[tuple(sorted(combination))] for combination in itertools.product(*swept.values())])
@@ -147,12 +148,26 @@ def group_axes(swept: Mapping[str, list[str]]) -> dict[str, list[tuple[str, ...]
     return {axis: list(itertools.product(*values)) for axis, values in groups.items()}
 
 
-def assemble(loader, master, fixed: list[str], axes: Mapping[str, list[tuple[str, ...]]]):
-    """Yield (overrides, cell) for the product of `axes` over one base."""
-    base = compose_one(loader, master, fixed)
+def part_of(
+    loader, master, base: Composed | ConfigFailed, fixed: list[str], axis: str, overrides: tuple[str, ...]
+) -> Part:
+    """One value of an axis. A plain value is put into the base as it is: there is nothing to compose."""
+    if axis in VALUES and len(overrides) == 1 and isinstance(base, Composed):
+        override = OverridesParser.create().parse_override(overrides[0])
+        if override.get_key_element() == axis:
+            return Part(overrides, Composed({**base.plain, axis: override.value()}, base.choices))
+    return Part(overrides, compose_one(loader, master, [*fixed, *overrides]))
+
+
+def assemble(loader, master, given: list[str], fixed: list[str], axes: Mapping[str, list[tuple[str, ...]]]):
+    """Yield (overrides, cell) for the product of `axes` over one base.
+
+    given: the command line's fixed overrides; fixed: those, and one combination of what is composed for every cell.
+    """
+    # Hydra has composed the command line without its sweeps already.
+    base = plain_of(master) if fixed == given else compose_one(loader, master, fixed)
     parts = [
-        [Part(overrides, compose_one(loader, master, [*fixed, *overrides])) for overrides in values]
-        for values in axes.values()
+        [part_of(loader, master, base, fixed, axis, overrides) for overrides in values] for axis, values in axes.items()
     ]
     for combination in itertools.product(*parts):
         assigned = tuple(itertools.chain.from_iterable(part.overrides for part in combination))

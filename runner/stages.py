@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -56,6 +57,7 @@ class Stages:
     verified: set[str] = field(default_factory=set)
     flights: dict[str, asyncio.Task] = field(default_factory=dict)
     interpreters: dict[str, asyncio.Task] = field(default_factory=dict)
+    warming: dict[str, asyncio.Task] = field(default_factory=dict)
 
     async def interpreter(self, resolution: Resolution) -> Path:
         """The interpreter of an environment, installed once."""
@@ -64,6 +66,19 @@ class Stages:
                 environments.install(self.store, self.environments_root, resolution)
             )
         return await asyncio.shield(self.interpreters[resolution.hash])
+
+    def warm_up(self, plan: Plan) -> None:
+        """Begin to start the workers that a plan will want, while others are still being planned."""
+        wanted = {stage.role for stage in plan.stages.values() if not self.store.find(stage.name, stage.key)}
+        for role in wanted:
+            resolution = plan.resolutions[role]
+            if resolution.hash not in self.warming:
+                self.warming[resolution.hash] = asyncio.create_task(self.start_worker(resolution))
+
+    async def start_worker(self, resolution: Resolution) -> None:
+        """What goes wrong here goes wrong again, and is said, when the first stage wants the worker."""
+        with contextlib.suppress(Failure, TaskFailed, OSError):
+            await self.workers.of(await self.interpreter(resolution)).start()
 
     async def run(self, cell: str, plan: Plan, runs: dict[str, StageRun]) -> Artifact:
         """The cell's comparison; `runs` is filled with what each stage cost. Errors: `Failure`."""

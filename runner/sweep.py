@@ -148,6 +148,8 @@ class SweepJob:
                 self.progress.say("interrupted: stopping")
                 raise
             finally:
+                for task in self.stages.warming.values():
+                    task.cancel()
                 await workers.close()
 
     def preempt(self, task: asyncio.Task | None) -> None:
@@ -169,6 +171,7 @@ class SweepJob:
                 self.attach(cell_id, cell, plan, found, found=True)
             else:
                 waiting.append((cell_id, cell, plan))
+                self.stages.warm_up(plan)
         return waiting
 
     def look_up(self, plan: Plan) -> Ending | None:

@@ -261,13 +261,18 @@ class Workers:
         self.log_root, self.byte_code = log_root, byte_code
         self.workers: dict[Path, ForkWorker | ProcessWorker] = {}
 
-    async def run(self, python: Path, task: Task, say: Callable[[str], None]) -> tuple[dict, Evidence]:
-        """Run a task in the environment of `python`; `say` hears what it is doing. Errors: `TaskFailed`."""
+    def of(self, python: Path) -> ForkWorker | ProcessWorker:
+        """The worker of an environment; a new one where there is none, or it has ended."""
         worker = self.workers.get(python)
         if worker is None or not worker.alive:
             self.log_root.mkdir(parents=True, exist_ok=True)
             log = self.log_root / f"worker-{os.getpid()}-{len(self.workers)}.log"
             worker = self.workers[python] = self.kind(python, log, self.byte_code)
+        return worker
+
+    async def run(self, python: Path, task: Task, say: Callable[[str], None]) -> tuple[dict, Evidence]:
+        """Run a task in the environment of `python`; `say` hears what it is doing. Errors: `TaskFailed`."""
+        worker = self.of(python)
         if not worker.warm:
             say("worker starts")
         await worker.start()
