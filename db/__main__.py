@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, Optional
 
 import typer
@@ -16,104 +18,74 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 Db = Annotated[Optional[str], typer.Option("--db", help="An SQLAlchemy URL or a path.")]
 Format = Annotated[str, typer.Option("--format", help=f"One of {', '.join(output.FORMATS)}.")]
-SweepOption = Annotated[Optional[str], typer.Option("--sweep", help="A sweep's number, or latest.")]
-Status = Annotated[Optional[list[str]], typer.Option("--status", help="ok, or a failure's name.")]
+Several = Optional[list[str]]
+# The options of every command that lists cells: a name and its type, which is also its help.
+FILTERS: dict[str, Any] = {
+    "sweep": Annotated[Optional[str], typer.Option("--sweep", help="A sweep's number, or latest.")],
+    "status": Annotated[Several, typer.Option("--status", help="ok, or a failure's name.")],
+    "db": Db,
+    **{
+        name: Annotated[Several, typer.Option(f"--{name.replace('_', '-')}", help=f"Cells with this {name}.")]
+        for name in FACTORS
+    },
+}
 
 
-def factor(name: str):
-    """The type of a filter option: any of the values given."""
-    return Annotated[
-        Optional[list[str]],
-        typer.Option(f"--{name.replace('_', '-')}", help=f"Cells with this {name}."),
-    ]
+def listing(name: str, help: str, show: Callable[[Callable, Mapping[str, Any], str], None]) -> None:
+    """Add a command that lists cells: ``show(rows of, options, format)`` with the filters of `FILTERS`."""
+
+    def command(format: str = "table", **options: Any) -> None:
+        show(partial(filtered_rows, options=options), options, format)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(n, keyword, default=None, annotation=kind) for n, kind in FILTERS.items()]
+    parameters.append(inspect.Parameter("format", keyword, default="table", annotation=Format))
+    command.__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {**FILTERS, "format": Format}
+    app.command(name, help=help)(command)
+
+
+def filtered_rows(read: Callable, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What `read` finds for a command's options. Errors: `query.NotInDatabase`."""
+    engine = open_database(options["db"], create=False)
+    sweep = query.sweep_id(engine, options["sweep"]) if options["sweep"] else None
+    filters = {name: options[name] or [] for name in FACTORS}
+    query.check_filters(engine, filters, options["status"] or [])
+    return read(engine, filters, options["status"] or [], sweep)
+
+
+def show_results(rows_of: Callable, options: Mapping[str, Any], format: str) -> None:
+    failures_only = options["status"] and "ok" not in options["status"]
+    if failures_only and format in ("table", "md"):
+        output.show(rows_of(query.failure_groups), query.FAILURE_COLUMNS, format)
+    else:
+        output.show(rows_of(query.result_rows), query.RESULT_COLUMNS, format)
+
+
+def show_cells(rows_of: Callable, _options: Mapping[str, Any], format: str) -> None:
+    output.show(rows_of(query.cell_rows), query.CELL_COLUMNS, format)
+
+
+def show_history(rows_of: Callable, _options: Mapping[str, Any], format: str) -> None:
+    output.show(rows_of(query.history_rows), query.HISTORY_COLUMNS, format)
+
+
+listing(
+    "results",
+    "One row a cell and prompt; a failed cell has one row. Failures alone are grouped by their error.",
+    show_results,
+)
+listing("cells", "One row a cell: how it ended, and the summary over its prompts.", show_cells)
+listing(
+    "history",
+    "Along the releases: each builder's newest cell, and which differ from the one before.",
+    show_history,
+)
 
 
 @app.callback()
 def root() -> None:
     """Results of parity sweeps."""
-
-
-def show_filtered(read: Callable, columns: Sequence[str], options: Mapping[str, Any]) -> None:
-    """Print what `read` finds for a command's filter options."""
-    engine = open_database(options["db"], create=False)
-    sweep = query.sweep_id(engine, options["sweep"]) if options["sweep"] else None
-    filters = {name: options[name] or [] for name in FACTORS}
-    query.check_filters(engine, filters, options["status"] or [])
-    output.show(read(engine, filters, options["status"] or [], sweep), columns, options["format"])
-
-
-@app.command()
-def results(
-    sweep: SweepOption = None,
-    status: Status = None,
-    format: Format = "table",
-    db: Db = None,
-    model: factor("model") = None,
-    dtype: factor("dtype") = None,
-    layers: factor("layers") = None,
-    builder: factor("builder") = None,
-    patch: factor("patch") = None,
-    runtime: factor("runtime") = None,
-    backend: factor("backend") = None,
-    precision: factor("precision") = None,
-    prompts: factor("prompts") = None,
-    reference: factor("reference") = None,
-    max_new_tokens: factor("max_new_tokens") = None,
-    threads: factor("threads") = None,
-) -> None:
-    """One row a cell and prompt; a failed cell has one row. Failures alone are grouped by their error."""
-    options = locals()
-    grouped = status and "ok" not in status and format in ("table", "md")
-    if grouped:
-        show_filtered(query.failure_groups, query.FAILURE_COLUMNS, options)
-    else:
-        show_filtered(query.result_rows, query.RESULT_COLUMNS, options)
-
-
-@app.command()
-def cells(
-    sweep: SweepOption = None,
-    status: Status = None,
-    format: Format = "table",
-    db: Db = None,
-    model: factor("model") = None,
-    dtype: factor("dtype") = None,
-    layers: factor("layers") = None,
-    builder: factor("builder") = None,
-    patch: factor("patch") = None,
-    runtime: factor("runtime") = None,
-    backend: factor("backend") = None,
-    precision: factor("precision") = None,
-    prompts: factor("prompts") = None,
-    reference: factor("reference") = None,
-    max_new_tokens: factor("max_new_tokens") = None,
-    threads: factor("threads") = None,
-) -> None:
-    """One row a cell: how it ended, and the summary over its prompts."""
-    show_filtered(query.cell_rows, query.CELL_COLUMNS, locals())
-
-
-@app.command()
-def history(
-    sweep: SweepOption = None,
-    status: Status = None,
-    format: Format = "table",
-    db: Db = None,
-    model: factor("model") = None,
-    dtype: factor("dtype") = None,
-    layers: factor("layers") = None,
-    builder: factor("builder") = None,
-    patch: factor("patch") = None,
-    runtime: factor("runtime") = None,
-    backend: factor("backend") = None,
-    precision: factor("precision") = None,
-    prompts: factor("prompts") = None,
-    reference: factor("reference") = None,
-    max_new_tokens: factor("max_new_tokens") = None,
-    threads: factor("threads") = None,
-) -> None:
-    """Along the releases: each builder's newest cell, and which differ from the one before."""
-    show_filtered(query.history_rows, query.HISTORY_COLUMNS, locals())
 
 
 @app.command()

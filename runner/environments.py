@@ -7,16 +7,13 @@ so that equal sets are one environment.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +21,7 @@ import uv
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from runner import hashing
+from runner import hashing, processes
 from runner.failures import DISK_FULL_HINT, EnvFailed, says_disk_full
 from runner.schema import Env
 from runner.store import Store
@@ -85,20 +82,10 @@ def what_uv_said(text: str) -> str:
 
 
 async def uv_run(*arguments: str) -> str:
-    """Run uv and return its standard output. Errors: `EnvFailed` with the end of what uv said."""
-    process = await asyncio.create_subprocess_exec(
-        uv.find_uv_bin(), *arguments,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        cwd=tempfile.gettempdir(),  # where no project's uv settings are
-    )  # fmt: skip
-    try:
-        out, err = await process.communicate()
-    except asyncio.CancelledError:
-        process.kill()
-        await process.wait()
-        raise
-    if process.returncode:
-        said = what_uv_said(err.decode(errors="replace"))
+    """Run uv and return its standard output. Errors: `EnvFailed` with what uv said."""
+    code, out, err = await processes.output(uv.find_uv_bin(), *arguments)
+    if code:
+        said = what_uv_said(err)
         full = says_disk_full(said)
         raise EnvFailed(
             said,
@@ -106,7 +93,7 @@ async def uv_run(*arguments: str) -> str:
             error_type="DiskFull" if full else "uv",
             transient=True,
         )
-    return out.decode()
+    return out
 
 
 async def resolve(
@@ -180,13 +167,10 @@ async def existing(store: Store, settings: Env) -> Resolution:
 
 async def interpreter_facts(python: Path) -> dict:
     """Packages, platform and package folders of an interpreter. Errors: `EnvFailed`."""
-    process = await asyncio.create_subprocess_exec(
-        str(python), "-I", "-c", FACTS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
-    )
-    out, err = await process.communicate()
-    if process.returncode:
-        said = err.decode(errors="replace").strip().splitlines()
-        raise EnvFailed(f"env.python: {python} does not run: {said[-1] if said else 'it said nothing'}")
+    code, out, err = await processes.output(str(python), "-I", "-c", FACTS)
+    if code:
+        said = err.strip().splitlines()
+        raise EnvFailed(f"{python} does not run: {said[-1] if said else 'it said nothing'}")
     facts = json.loads(out)
     return facts | {"packages": {canonicalize_name(n): v for n, v in sorted(facts["packages"].items())}}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import subprocess
@@ -10,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner import hashing
+from runner import hashing, processes
 from runner.failures import SourceFailed
 from runner.scrub import scrub
 from runner.store import Store
@@ -25,21 +24,13 @@ class GitError(Exception):
 
 async def git(*arguments: str) -> str:
     """Run git without asking anyone for anything; return its standard output."""
-    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-    process = await asyncio.create_subprocess_exec(
-        "git", *arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-    )
-    try:
-        out, err = await process.communicate()
-    except asyncio.CancelledError:
-        process.kill()
-        await process.wait()
-        raise
-    if process.returncode:
-        lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
+    quiet = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    code, out, err = await processes.output("git", *arguments, environment=quiet)
+    if code:
+        lines = [line for line in err.splitlines() if line.strip()]
         fatal = [line for line in lines if line.startswith(("fatal:", "error:"))] or lines[-1:] or ["git failed"]
         raise GitError(scrub(fatal[0]))
-    return out.decode(errors="replace")
+    return out
 
 
 @dataclass
