@@ -17,6 +17,7 @@ MEASURED = ("First-token max abs diff", "Largest", "Identical", "Text")
 ODD_WORDS = ("wrong", "empty", "loop", "markers")
 ERROR_LENGTH = 60
 PATCH_WORDS = {"present": "is already in", "not_applicable": "has nothing to change in"}
+REVERSED_WORDS = {"present": "has been taken out already of", "not_applicable": "has nothing to take out of"}
 
 
 def collect(db: str | None, sweep: str = "latest") -> dict[str, Any]:
@@ -109,11 +110,7 @@ def notes(rows: list[dict[str, Any]]) -> list[str]:
             "Differences are of logits, between export and reference, ranges over prompts;"
             f" the reference's first-token logits span {span(least, largest)}."
         )
-    lines += [
-        f"{r['patch']} {PATCH_WORDS[r['patch_outcome']]} builder {r['builder']}."
-        for r in rows
-        if r["patch_outcome"] in PATCH_WORDS
-    ]
+    lines += [patch_note(row) for row in rows if row["patch_outcome"] in PATCH_WORDS]
     lines += [
         f"Builder {r['builder']} is {r['source']}."
         for r in rows
@@ -121,6 +118,12 @@ def notes(rows: list[dict[str, Any]]) -> list[str]:
     ]
     lines += [f"Made by the stand-in {r['stand_in']}: cell {r['cell']}." for r in rows if r["stand_in"]]
     return [f"- {line}" for line in [*dict.fromkeys(lines), *failures(rows)]]
+
+
+def patch_note(row: dict[str, Any]) -> str:
+    """That a patch changed nothing, and why."""
+    words = REVERSED_WORDS if row["patch"].endswith(" reversed") else PATCH_WORDS
+    return f"{row['patch']} {words[row['patch_outcome']]} builder {row['builder']}."
 
 
 def failures(rows: list[dict[str, Any]]) -> list[str]:

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, make_dataclass
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -15,8 +16,9 @@ from typing import Any, get_type_hints
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from runner import hashing, paths, schema
+from runner import hashing, paths, releases, schema
 from runner.failures import ConfigFailed
+from runner.scrub import scrub
 
 FACTORS = (
     "model", "dtype", "layers", "builder", "patch", "runtime", "backend", "precision",
@@ -50,8 +52,8 @@ class Cell:
         return hashing.of_value(dict(self.factors), self.options)
 
     def asked(self) -> dict[str, Any]:
-        """The config as plain data."""
-        return asdict(self.config) if self.config else {}
+        """The config as plain data, without secrets."""
+        return json.loads(scrub(json.dumps(asdict(self.config)))) if self.config else {}
 
     def name(self) -> str:
         """The values that tell a reader which cell this is."""
@@ -63,7 +65,7 @@ def options_of(overrides: Sequence[str]) -> str:
     """The overrides that reach inside a factor and that no label tells, sorted."""
     keys = {override.lstrip("+~").partition("=")[0]: override for override in overrides}
     told = {key: text for key, text in keys.items() if key.split(".")[0] in FACTORS and "." in key and key not in TOLD}
-    return " ".join(told[key].lstrip("+") for key in sorted(told))
+    return scrub(" ".join(told[key].lstrip("+") for key in sorted(told)))
 
 
 def from_plain(plain: Mapping[str, Any], choices: Mapping[str, str], overrides: Sequence[str] = ()) -> Cell:
@@ -186,7 +188,8 @@ def builder_label(builder: schema.Builder) -> str:
     if builder.kind == "git" and builder.ref and builder.ref != builder.name:
         return builder.ref[:12] if re.fullmatch(r"[0-9a-f]{40}", builder.ref) else builder.ref
     if builder.kind == "path" and builder.path:
-        return Path(builder.path).expanduser().resolve().name
+        path = Path(builder.path).expanduser().resolve()
+        return f"{path.parent.name}/{path.name}" if path.name == "models" else path.name
     return builder.name
 
 
@@ -194,6 +197,7 @@ def check(config: schema.Factors) -> None:
     """Values that types cannot check. Errors: `ConfigFailed`: what, where, what is allowed."""
     if not config.model.path.strip():
         raise ConfigFailed("model.path: it is empty", hint="name the checkpoint's folder: model.path=DIR")
+    check_builder(config.builder)
     one_of("dtype", config.dtype, schema.DTYPES)
     one_of("precision", config.precision, schema.PRECISIONS)
     one_of("prompts.template", config.prompts.template, schema.TEMPLATES)
@@ -218,6 +222,18 @@ def check(config: schema.Factors) -> None:
                 f"prompts: the prompt {prompt.name!r} expects nothing, which any answer would have",
                 hint="leave expect out where nothing is expected",
             )
+
+
+def check_builder(builder: schema.Builder) -> None:
+    """Errors: `ConfigFailed`."""
+    if not releases.accepts(builder.version):
+        near = ", ".join(releases.nearest(builder.version))
+        raise ConfigFailed(f"builder.version: {builder.version!r} is no release", hint=f"near it are: {near}")
+    if builder.as_of is not None:
+        try:
+            date.fromisoformat(builder.as_of)
+        except ValueError as error:
+            raise ConfigFailed(f"builder.as_of: {builder.as_of!r} is no date", hint="allowed: YYYY-MM-DD") from error
 
 
 def one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -6,7 +6,6 @@ fails with what stands there instead.
 
 from __future__ import annotations
 
-import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -16,10 +15,9 @@ from unidiff.errors import UnidiffParseError
 
 from runner import hashing
 from runner.failures import PatchFailed
-from runner.git import GitError, Mirrors
+from runner.git import GitError, Mirrors, clean_environment
 from runner.patches import Outcome, nearest_region
 from runner.schema import Diff
-from runner.store import Store
 
 INSIDE_REPOSITORY = "src/python/py/models"
 # What a path of a diff may begin with before it is inside the models folder.
@@ -29,21 +27,33 @@ SHOWN_LINES = 5
 
 @dataclass(frozen=True)
 class DiffText:
-    """A diff that was got: its name in outcomes, and its text."""
+    """A diff that was got: its name in outcomes, its text, and what it is, for a reader to get it again."""
 
     name: str
     text: str
+    said: str = ""
+
+    def told(self) -> str:
+        """What it is, with the hash of the text: a pull request or a file may be another tomorrow."""
+        return f"{self.said or self.name}, sha256 {hashing.of_value(self.text)[:16]}"
 
 
-async def get(store: Store, mirrors: Mirrors, url: str, diff: Diff) -> DiffText:
-    """The text of a diff. Errors: `PatchFailed`, `SourceFailed`."""
+async def get(mirrors: Mirrors, url: str, diff: Diff) -> DiffText:
+    """The text of a diff, line ends normalised. Errors: `PatchFailed`, `SourceFailed`."""
     if diff.file is not None:
         try:
-            return DiffText(diff.name(), Path(diff.file).read_bytes().decode())  # line ends as they are
+            text = Path(diff.file).read_bytes().decode()
         except (OSError, UnicodeDecodeError) as error:
             raise PatchFailed(f"patch.file: {error}", hint="name a unified diff, as git diff prints it") from error
+        return DiffText(diff.name(), text.replace("\r\n", "\n"), diff.file)
     if diff.number is not None:
-        return DiffText(diff.name(), await pull_request(store, mirrors, url, diff.number))
+        head = await mirrors.commit(url, f"refs/pull/{diff.number}/head")
+        try:
+            base = await mirrors.branch_point(url, head, "main")
+            text = await mirrors.diff(url, base, head, ["."])
+        except GitError as error:
+            raise PatchFailed(f"{diff.name()}: {error}", error_type="git") from error
+        return DiffText(diff.name(), text.replace("\r\n", "\n"), f"{base[:12]}..{head[:12]}")
     old, new = await mirrors.commit(url, diff.old or ""), await mirrors.commit(url, diff.new or "")
     paths = [f"{INSIDE_REPOSITORY}/{path}" for path in diff.paths] or [INSIDE_REPOSITORY]
     text = await mirrors.diff(url, old, new, paths)
@@ -52,24 +62,7 @@ async def get(store: Store, mirrors: Mirrors, url: str, diff: Diff) -> DiffText:
             f"{diff.name()}: nothing differs below {', '.join(paths)}",
             hint="check patch.from, patch.to and patch.paths",
         )
-    return DiffText(diff.name(), text)
-
-
-async def pull_request(store: Store, mirrors: Mirrors, url: str, number: int) -> str:
-    """A pull request's diff against where it branched off, kept in the store once fetched."""
-    key = hashing.of_value(url, number)
-    kept = store.find("diffs", key)
-    if kept is None:
-        head = await mirrors.commit(url, f"refs/pull/{number}/head")
-        try:
-            base = await mirrors.branch_point(url, head, "main")
-            text = await mirrors.diff(url, base, head, ["."])
-        except GitError as error:
-            raise PatchFailed(f"pr-{number}: {error}", error_type="git") from error
-        with store.draft("diff") as draft:
-            (draft / "pr.diff").write_bytes(text.encode())
-            kept = store.finish("diffs", key, draft, {"number": number}, {"head": head, "base": base})
-    return (kept.path / "pr.diff").read_bytes().decode()
+    return DiffText(diff.name(), text.replace("\r\n", "\n"), f"{old[:12]}..{new[:12]}")
 
 
 def apply(tree: Path, diff: DiffText, reverse: bool = False) -> Outcome:
@@ -81,6 +74,11 @@ def apply(tree: Path, diff: DiffText, reverse: bool = False) -> Outcome:
         files = list(PatchSet(diff.text))
     except UnidiffParseError as error:
         return Outcome(diff.name, "failed", f"not a unified diff: {error}")
+    odd = next((file for file in files if file.is_binary_file or file.is_rename), None)
+    if odd is not None and path_inside(odd.path) is not None:
+        what = "binary" if odd.is_binary_file else "renamed"
+        return Outcome(diff.name, "failed", f"{odd.path} is {what}, which this cannot apply; make the diff without it")
+    files = [file for file in files if len(file)]
     inside = [(path, file) for file in files if (path := path_inside(file.path)) is not None]
     if not inside:
         named = ", ".join(file.path for file in files[:4]) or "nothing"
@@ -94,6 +92,7 @@ def apply(tree: Path, diff: DiffText, reverse: bool = False) -> Outcome:
     left_out = len(files) - len(inside)
     detail = f"{'took out of' if reverse else 'edited'} {', '.join(path for path, _ in inside)}"
     detail += f"; {left_out} files outside the models folder left out" if left_out else ""
+    detail += f" ({diff.told()})"
     word = "applied" if "applied" in statuses else "present"
     return Outcome(diff.name, word, detail, inside[0][0] if len(inside) == 1 else None)
 
@@ -101,31 +100,50 @@ def apply(tree: Path, diff: DiffText, reverse: bool = False) -> Outcome:
 def path_inside(path: str) -> str | None:
     """A diff's path as the models folder sees it; None where it is outside."""
     pure = PurePosixPath(path)
+    if ".." in pure.parts or pure.is_absolute():
+        return None
     for root in ROOTS:
         if pure.is_relative_to(root):
             return pure.relative_to(root).as_posix()
     outside = len(pure.parts) > 1 and pure.parts[0] not in ("builders", "loaders", "quantization")
-    return None if outside or ".." in pure.parts or pure.is_absolute() else path
+    return None if outside else path
 
 
 def apply_file(tree: Path, path: str, file: PatchedFile, reverse: bool) -> tuple[str, str]:
-    """One file's hunks, each by itself: some may be there already. Returns (status, detail)."""
+    """One file's hunks, each by itself: some may be there already. Returns (status, detail).
+
+    A wheel's files may have other line ends than the repository's: they are put aside and put back.
+    """
     if file.is_added_file or file.is_removed_file:
-        whole = rewritten(path, file, [str(hunk) for hunk in file])
-        if git_apply(tree, whole, reverse):
-            return "applied", ""
-        gone = file.is_removed_file != reverse
-        return ("present", "") if (tree / path).exists() != gone else ("failed", f"{path}: cannot be made or removed")
-    if not (tree / path).is_file():
+        return make_or_remove(tree, path, file, reverse)
+    target = tree / path
+    if not target.is_file():
         return "failed", f"{path}: no such file in these sources"
-    applied = 0
+    before = target.read_bytes()
+    crlf = b"\r\n" in before
+    if crlf:
+        target.write_bytes(before.replace(b"\r\n", b"\n"))
     for hunk in file:
         one = rewritten(path, file, [str(hunk)])
-        if git_apply(tree, one, reverse):
-            applied += 1
-        elif not git_apply(tree, one, not reverse, check=True):
+        # Whether it is there is asked first: among repeated lines it would go in twice.
+        if not git_apply(tree, one, not reverse, check=True) and not git_apply(tree, one, reverse):
             return "failed", mismatch(tree, path, hunk, reverse)
-    return ("applied" if applied else "present"), ""
+    if crlf:
+        target.write_bytes(target.read_bytes().replace(b"\n", b"\r\n"))
+    return ("applied" if target.read_bytes() != before else "present"), ""
+
+
+def make_or_remove(tree: Path, path: str, file: PatchedFile, reverse: bool) -> tuple[str, str]:
+    """A file that the diff adds or removes, as a whole."""
+    if git_apply(tree, rewritten(path, file, [str(hunk) for hunk in file]), reverse):
+        return "applied", ""
+    makes = file.is_added_file != reverse
+    wanted = "".join(line.value for hunk in file for line in hunk)
+    target = tree / path
+    there = target.read_bytes().decode(errors="replace").replace("\r\n", "\n") if target.is_file() else None
+    if there == (wanted if makes else None):
+        return "present", ""
+    return "failed", f"{path}: {'is there with other content' if makes else 'is not what the diff removes'}"
 
 
 def rewritten(path: str, file: PatchedFile, hunks: list[str]) -> str:
@@ -139,19 +157,12 @@ def rewritten(path: str, file: PatchedFile, hunks: list[str]) -> str:
 
 
 def git_apply(tree: Path, text: str, reverse: bool, check: bool = False) -> bool:
-    """Run ``git apply`` in a folder that no repository above it may claim. Returns whether it went in.
-
-    A wheel's files may have other line ends than the repository's, so that is
-    tried again without regard to white space in what is looked for.
-    """
+    """Run ``git apply`` in a folder that no repository above it may claim. Returns whether it went in."""
     flags = (["--reverse"] if reverse else []) + (["--check"] if check else [])
-    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
-    for loose in ([], ["--ignore-whitespace"]):
-        command = ["git", "apply", "--whitespace=nowarn", *flags, *loose, "-"]
-        done = subprocess.run(command, cwd=tree, input=text.encode(), capture_output=True, env=environment)
-        if done.returncode == 0:
-            return True
-    return False
+    environment = clean_environment() | {"GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
+    command = ["git", "apply", "--whitespace=nowarn", *flags, "-"]
+    done = subprocess.run(command, cwd=tree, input=text.encode(), capture_output=True, env=environment)
+    return done.returncode == 0
 
 
 def mismatch(tree: Path, path: str, hunk: Hunk, reverse: bool) -> str:
@@ -167,7 +178,10 @@ def mismatch(tree: Path, path: str, hunk: Hunk, reverse: bool) -> str:
         same += 1
     shown = range(place + same, min(place + same + SHOWN_LINES, len(lines)))
     head = f"{path}: hunk @@ -{hunk.source_start} +{hunk.target_start} @@ did not apply"
-    there = lines[shown[0]].strip() if shown else "the end of the file"
-    summary = f"{head}: it wants `{wanted[0].strip()}` where there is `{there}`"
+    there = lines[shown[0]] if shown else "the end of the file"
+    want = block[same] if same < len(block) else wanted[0]
+    if want.strip() != there.strip():  # else the difference is in the white space, which is then shown
+        want, there = want.strip(), there.strip()
+    summary = f"{head}: it wants `{want}` where there is `{there}`"
     whole = ["it wants", *(f"  {line}" for line in wanted[:SHOWN_LINES]), "where there is"]
     return "\n".join([summary, *whole, *(f"  {n + 1}: {lines[n]}" for n in shown)])

@@ -145,10 +145,14 @@ async def existing(store: Store, settings: Env) -> Resolution:
     Its packages are recorded. Nothing of it is changed: the extras go into an
     environment of their own, whose path leads on to the interpreter's packages.
     """
-    python = Path(settings.python or "").expanduser()
+    python = Path(settings.python or "").expanduser().absolute()
     if not python.is_file() or not os.access(python, os.X_OK):
         raise EnvFailed(f"env.python: {python} is no interpreter", hint="name its executable: .../bin/python")
     facts = await interpreter_facts(python)
+    needed = {"torch", "transformers", "onnxruntime-genai"}
+    brought = {canonicalize_name(Requirement(extra).name) for extra in settings.extras}
+    if lacking := sorted(needed - set(facts["packages"]) - brought):
+        raise EnvFailed(f"env.python: {python} has no {', '.join(lacking)}", hint="lay them over it with env.extras")
     extras: dict[str, str] = {}
     if settings.extras:
         with store.draft("resolve") as draft:
@@ -161,17 +165,20 @@ async def existing(store: Store, settings: Env) -> Resolution:
         found = parse_pins(wanted)
         extras = {name: version for name, version in found.items() if facts["packages"].get(name) != version}
     packages = dict(sorted((facts["packages"] | extras).items()))
-    identity = hashing.of_value(packages, facts["platform"], str(python.absolute()))
-    return Resolution(packages, identity, facts["platform"], python.absolute(), extras)
+    identity = hashing.of_value(packages, facts["platform"], str(python))
+    return Resolution(packages, identity, facts["platform"], python, extras)
 
 
 async def interpreter_facts(python: Path) -> dict:
     """Packages, platform and package folders of an interpreter. Errors: `EnvFailed`."""
-    code, out, err = await processes.output(str(python), "-I", "-c", FACTS)
-    if code:
+    try:
+        code, out, err = await processes.output(str(python), "-I", "-c", FACTS)
+        facts = json.loads(out) if code == 0 else None
+    except (OSError, ValueError) as error:
+        raise EnvFailed(f"{python} is no Python interpreter: {error}") from error
+    if facts is None:
         said = err.strip().splitlines()
         raise EnvFailed(f"{python} does not run: {said[-1] if said else 'it said nothing'}")
-    facts = json.loads(out)
     return facts | {"packages": {canonicalize_name(n): v for n, v in sorted(facts["packages"].items())}}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from db.models import error_line
 
@@ -40,6 +41,7 @@ class Failure(Exception):
     status = "run_failed"
     stage = "cell"
     outcomes: Sequence[dict] = ()  # of a patch's changes, where one of them is what failed
+    source: Any = None  # the builder's `sources.Source`, where that was known already
 
     def __init__(
         self,

@@ -22,10 +22,19 @@ class GitError(Exception):
     """git ended with an error; the message is what it said."""
 
 
+def clean_environment() -> dict[str, str]:
+    """The environment without what points git at a repository: inside a hook that would be the user's own."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("GIT_") or key in PASSED}
+    return kept | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+
+
+# Of git's variables those that say how to reach a server.
+PASSED = ("GIT_SSL_CAINFO", "GIT_SSL_CAPATH", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_ASKPASS", "GIT_PROXY_COMMAND")
+
+
 async def git(*arguments: str) -> str:
     """Run git without asking anyone for anything; return its standard output."""
-    quiet = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-    code, out, err = await processes.output("git", *arguments, environment=quiet)
+    code, out, err = await processes.output("git", *arguments, environment=clean_environment())
     if code:
         lines = [line for line in err.splitlines() if line.strip()]
         fatal = [line for line in lines if line.startswith(("fatal:", "error:"))] or lines[-1:] or ["git failed"]
@@ -43,13 +52,19 @@ class Mirrors:
     def folder(self, url: str) -> Path:
         return self.store.root / "git" / f"{hashing.of_value(url)[:16]}.git"
 
+    async def git(self, url: str, *arguments: str) -> str:
+        """Run git on a mirror."""
+        return await git(f"--git-dir={self.folder(url)}", *arguments)
+
     async def commit(self, url: str, ref: str) -> str:
         """The commit that a branch, tag, pull request's head or commit stands for. Errors: `SourceFailed`."""
         found = await self.parse(url, ref) if COMMIT.fullmatch(ref) else None
         if found:  # a whole commit cannot move: no fetch
             return found
         problem = await self.once(f"fetch {url}", lambda: self.fetch(url))
-        found = await self.parse(url, ref) or await self.fetch_ref(url, ref)
+        # What no branch or tag leads to is fetched by itself, or is there from another time.
+        aside = f"refs/paritylab/{ref.removeprefix('refs/')}"
+        found = await self.parse(url, ref) or await self.fetch_ref(url, ref) or await self.parse(url, aside)
         if found:
             return found
         if problem:
@@ -68,7 +83,7 @@ class Mirrors:
                 if not (folder / "HEAD").exists():
                     await git("init", "--quiet", "--bare", str(folder))
                 refs = ("+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
-                await git("-C", str(folder), "fetch", "--quiet", "--prune", url, *refs)
+                await self.git(url, "fetch", "--quiet", "--prune", url, *refs)
             except GitError as error:
                 return str(error)
         return ""
@@ -79,7 +94,7 @@ class Mirrors:
         try:
             async with self.store.locked(f"git-{folder.stem}"):
                 await git(
-                    "-C", str(folder), "fetch", "--quiet", url, f"+{ref}:refs/paritylab/{ref.removeprefix('refs/')}"
+                    f"--git-dir={folder}", "fetch", "--quiet", url, f"+{ref}:refs/paritylab/{ref.removeprefix('refs/')}"
                 )
         except GitError:
             return None
@@ -87,9 +102,7 @@ class Mirrors:
 
     async def parse(self, url: str, ref: str) -> str | None:
         try:
-            return (
-                await git("-C", str(self.folder(url)), "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
-            ).strip()
+            return (await self.git(url, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")).strip()
         except GitError:
             return None
 
@@ -98,33 +111,45 @@ class Mirrors:
         from difflib import get_close_matches
 
         try:
-            names = (await git("-C", str(self.folder(url)), "for-each-ref", "--format=%(refname:short)")).split()
+            names = (await self.git(url, "for-each-ref", "--format=%(refname:short)")).split()
         except GitError:
             names = []
+        names = [name.replace("paritylab/", "refs/") for name in names]
         return get_close_matches(ref, names, n=5, cutoff=0.3) or names[:5] or ["none"]
 
     async def archive(self, url: str, commit: str, inside: str, out: Path) -> None:
         """Write a folder of a commit as a tar file."""
         try:
-            await git("-C", str(self.folder(url)), "archive", "--format=tar", f"--output={out}", f"{commit}:{inside}")
+            await git(
+                f"--git-dir={self.folder(url)}", "archive", "--format=tar", f"--output={out}", f"{commit}:{inside}"
+            )
         except GitError as error:
             raise SourceFailed(f"commit {commit[:12]} has no {inside}: {error}", error_type="git") from error
 
     async def diff(self, url: str, old: str, new: str, paths: list[str]) -> str:
         """The unified diff between two commits, of some paths."""
-        return await git("-C", str(self.folder(url)), "diff", "--no-color", "--no-ext-diff", old, new, "--", *paths)
+        return await git(
+            f"--git-dir={self.folder(url)}",
+            "diff",
+            "--no-color",
+            "--no-ext-diff",
+            "--no-renames",
+            old,
+            new,
+            "--",
+            *paths,
+        )
 
     async def branch_point(self, url: str, head: str, branch: str) -> str:
         """Where a head left a branch, also when it has been merged since. Errors: `GitError`."""
-        folder = str(self.folder(url))
         tip = await self.parse(url, branch) or await self.parse(url, "master") or head
-        after = (await git("-C", folder, "rev-list", "--first-parent", "--ancestry-path", f"{head}..{tip}")).split()
+        after = (await self.git(url, "rev-list", "--first-parent", "--ancestry-path", f"{head}..{tip}")).split()
         merged = tip == head or bool(after)
         # The commit before the branch got it: of a merge its first parent, of a fast-forward the head's own.
         before = f"{after[-1]}^" if after else f"{head}^"
         if merged and after and await self.parse(url, f"{after[-1]}^") == head:
             before = f"{head}^"
-        return (await git("-C", folder, "merge-base", head, before if merged else tip)).strip()
+        return (await self.git(url, "merge-base", head, before if merged else tip)).strip()
 
 
 def state_of(folder: Path) -> tuple[str | None, bool]:
@@ -132,10 +157,16 @@ def state_of(folder: Path) -> tuple[str | None, bool]:
 
     def ask(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=60)
+            done = subprocess.run(
+                ["git", "-C", str(folder), *arguments],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                env=clean_environment(),
+            )
         except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
-    commit = ask("rev-parse", "HEAD")
+    commit = ask("rev-parse", "HEAD") if ask("ls-files", "--", ".") else None  # a folder that git ignores has none
     return commit, bool(commit and ask("status", "--porcelain", "--", "."))

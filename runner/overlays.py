@@ -13,16 +13,18 @@ from runner.schema import Patch
 from runner.sources import Source
 from runner.store import Artifact, Store
 
-OVERLAY_VERSION = 2
+OVERLAY_VERSION = 3
+CORRECT = "correct its anchor, count or pattern, or add a variant"
 
 
 @dataclass(frozen=True)
 class Overlay:
-    """The patched ``models`` folder, its tree hash, and what became of each change."""
+    """The patched ``models`` folder, its tree hash, what became of each change, and the patch's own hash."""
 
     path: Path
     tree: str
     outcomes: list[dict]
+    patch_hash: str  # of the changes and the diffs' texts
 
 
 async def make(store: Store, source: Source, patch: Patch, texts: list[DiffText]) -> Overlay:
@@ -45,7 +47,13 @@ async def make(store: Store, source: Source, patch: Patch, texts: list[DiffText]
         async with store.locked(f"overlay-{key}"):
             artifact = store.find("overlays", key) or patched_copy(store, key, inputs, source, patch, texts)
     meta = artifact.meta
-    return Overlay(artifact.path / "models", meta["tree"], meta["outcomes"])
+    return Overlay(artifact.path / "models", meta["tree"], meta["outcomes"], patch_hash(patch, texts))
+
+
+def patch_hash(patch: Patch, texts: list[DiffText]) -> str:
+    """What a patch does, whatever it is called: two files of one name are told apart by it."""
+    changes = [[name, asdict(change)] for name, change in patch.changes.items()]
+    return hashing.of_value(changes, [diff.text for diff in texts], patch.reverse)
 
 
 def patched_copy(store: Store, key: str, inputs: dict, source: Source, patch: Patch, texts: list[DiffText]) -> Artifact:
@@ -56,9 +64,10 @@ def patched_copy(store: Store, key: str, inputs: dict, source: Source, patch: Pa
         outcomes = [asdict(outcome) for outcome in apply(models, patch, source.version, texts)]
         failed = next((outcome for outcome in outcomes if outcome["status"] == "failed"), None)
         if failed:
+            what = CORRECT if failed["change"] in patch.changes else "correct the diff"
             failure = PatchFailed(
                 f"{failed['change']}: {failed['detail']}",
-                hint=f"correct its anchor, count or pattern, or add a variant; the sources are in {source.path}",
+                hint=f"{what}; the sources are in {source.path}",
             )
             failure.outcomes = outcomes
             raise failure

@@ -116,6 +116,9 @@ def _apply_change(tree: Path, name: str, change: Change, version: Version | None
         file, *more = _files(variant.edits)
         status = "applied" if missing else "present"
         return Outcome(name, status, _summary(variant, missing, doubtful), None if more else file)
+    if version is None and all(edit.absent for variant in candidates for edit in variant.edits):
+        # Taken out of sources whose release is not known: that it never was in them is no failure.
+        return Outcome(name, "not_applicable", f"there is nothing to take out: {failures[0][0].splitlines()[0]}")
     return Outcome(name, "failed", *failures[0])  # the newest variant's
 
 

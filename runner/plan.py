@@ -15,6 +15,7 @@ from pathlib import Path
 from runner import backends, cells, checkpoints, diffs, environments, git, hashing, overlays, releases, schema, sources
 from runner.cells import Cell
 from runner.environments import Resolution
+from runner.failures import Failure
 from runner.store import Store
 
 # Raise a stage's number when its output changes for the same inputs.
@@ -104,7 +105,7 @@ class Planner:
 
     async def diff(self, url: str, wanted: schema.Diff) -> diffs.DiffText:
         key = hashing.of_value("diff", url, cells.plain(wanted))
-        return await self.once(key, lambda: diffs.get(self.store, self.mirrors, url, wanted))
+        return await self.once(key, lambda: diffs.get(self.mirrors, url, wanted))
 
     async def plan(self, cell: Cell) -> Plan:
         """Errors: the `Failure` of whatever could not be prepared."""
@@ -122,8 +123,12 @@ class Planner:
             "reference": config.reference.environment,
         }
         source = await self.source(config.builder)
-        resolutions = {role: await self.resolve(environment) for role, environment in wanted.items()}
-        overlay = await self.overlay(config, source)
+        try:
+            resolutions = {role: await self.resolve(environment) for role, environment in wanted.items()}
+            overlay = await self.overlay(config, source)
+        except Failure as failure:
+            failure.source = source  # its row says of what builder it is
+            raise
         stages = stages_of(config, backend, checkpoint, layers, resolutions, overlay)
         return Plan(stages, checkpoint, resolutions, source, overlay, config.threads, stages["compare"].key)
 

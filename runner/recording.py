@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from db.record import NewResult, Provenance
-from runner import hashing, machine
-from runner.cells import Cell, plain
+from runner import machine
+from runner.cells import Cell
 from runner.failures import Failure
 from runner.plan import MEASUREMENT_VERSION, Plan
 from runner.scrub import scrub
@@ -73,18 +73,18 @@ def new_result(
     )
 
 
-def provenance(cell: Cell, plan: Plan | None, outcomes: Sequence[dict] = ()) -> Provenance:
-    """What a cell's export was made of. outcomes: its patch's, where there is no plan to have them."""
+def provenance(cell: Cell, plan: Plan | None, failed: Failure | None = None) -> Provenance:
+    """What a cell's export was made of; where there is no plan, what its failure knows of it."""
     if cell.config is None:
         return Provenance()
-    outcomes = plan.overlay.outcomes if plan else outcomes
+    outcomes = plan.overlay.outcomes if plan else failed.outcomes if failed else ()
     statuses = {outcome["status"] for outcome in outcomes}
     values: dict = {
-        "patch_hash": hashing.of_value(plain(cell.config.patch)),
+        "patch_hash": plan.overlay.patch_hash if plan else None,
         "patch_outcome": next((status for status in STRONGEST_FIRST if status in statuses), "none"),
     }
-    if plan:
-        source = plan.source
+    source = plan.source if plan else failed.source if failed else None
+    if source:
         values |= {"source": scrub(source.said), "source_commit": source.commit, "source_dirty": source.dirty}
     return Provenance(values, [{key: o[key] for key in ("change", "status", "detail")} for o in outcomes])
 

@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from runner import git, hashing
 from runner.environments import uv_run, wheel_source
-from runner.failures import EnvFailed, SourceFailed
+from runner.failures import EnvFailed, SourceFailed, says_disk_full
 from runner.releases import PACKAGE
 from runner.schema import Builder
 from runner.store import Artifact, Store
@@ -46,7 +46,8 @@ class Source:
 
 def repository(builder: Builder) -> str:
     """The repository's URL or path: the config's, else GENAI_REPO, else the public one."""
-    return builder.repo or os.environ.get("GENAI_REPO") or PUBLIC_REPOSITORY
+    named = builder.repo or os.environ.get("GENAI_REPO") or PUBLIC_REPOSITORY
+    return str(Path(named).absolute()) if Path(named).is_dir() else named
 
 
 async def fetch(store: Store, builder: Builder, mirror: git.Mirrors) -> Source:
@@ -75,8 +76,11 @@ async def fetch_git(store: Store, builder: Builder, mirror: git.Mirrors) -> Sour
 
     async def archive(draft: Path) -> None:
         await mirror.archive(repository(builder), commit, INSIDE_REPOSITORY, draft / "models.tar")
-        with tarfile.open(draft / "models.tar") as tar:
-            tar.extractall(draft / "out" / "models", filter="data")
+        try:
+            with tarfile.open(draft / "models.tar") as tar:
+                tar.extractall(draft / "out" / "models", filter="data")
+        except tarfile.TarError as error:
+            raise SourceFailed(f"commit {commit[:12]}: {INSIDE_REPOSITORY} holds what is no source: {error}") from error
 
     artifact = await once(store, f"git-{commit}", archive)
     said = f"git {commit[:12]} ({ref})" if not commit.startswith(ref) else f"git {commit[:12]}"
@@ -94,10 +98,18 @@ async def fetch_path(store: Store, builder: Builder, _mirror: git.Mirrors) -> So
         )
 
     async def copy(draft: Path) -> None:
-        shutil.copytree(models, draft / "out" / "models", ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+        for file in hashing.files_below(models):  # exactly what the hash is of
+            to = draft / "out" / "models" / file.relative_to(models)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, to)
 
-    tree = hashing.of_tree(models)
-    artifact = await once(store, f"path-{tree}", copy)
+    try:
+        tree = hashing.of_tree(models)
+        artifact = await once(store, f"path-{tree}", copy)
+    except OSError as error:
+        if says_disk_full(str(error)):
+            raise
+        raise SourceFailed(f"{models} cannot be read: {error}", transient=True) from error
     commit, dirty = git.state_of(models)
     at = f" at {commit[:12]}" if commit else ""
     said = f"path {root}{at}{', dirty' if dirty else ''}"

@@ -220,7 +220,7 @@ class SweepJob:
 
     def fail(self, cell_id: int, cell: Cell, failure: Failure, plan: Plan | None, runs, seconds: float) -> Ending:
         new = recording.failure(failure, plan, runs, seconds)
-        made_of = recording.provenance(cell, plan, failure.outcomes)
+        made_of = recording.provenance(cell, plan, failure)
         result = record.record_result(self.engine, cell_id, new, made_of)
         fault = isinstance(failure, Fault)
         ending = Ending(result, failure.status, failure.line(), failure.hint, fault)

@@ -187,6 +187,28 @@ def test_an_interpreter_that_exists_is_used_as_it_is(here, repository, first):
     assert versions["tomli"] == "2.0.1" and versions["onnxruntime-genai"] == "0.18.0"
 
 
+def test_an_interpreter_that_lacks_what_is_needed_is_env_failed(lab, repository):
+    for python, says in ((sys.executable, "transformers"), ("/bin/true", "no Python interpreter")):
+        done = run(lab, repository, "builder=0.14.1", f"env.python={python}")
+        assert done.returncode == 1
+        (row,) = cells(lab, "--sweep", "latest")
+        assert row["status"] == "env_failed" and says in row["error"], row
+
+
+def test_taking_the_fix_out_of_main_brings_the_fault_back(here, repository, first):
+    done = run(here, repository, "builder=main", "patch=rope_fix", "patch.reverse=true")
+    assert done.returncode == 1
+    (row,) = cells(here, "--sweep", "latest")
+    assert row["status"] == "export_failed" and row["patch"] == "rope_fix reversed" and row["source"].startswith("git ")
+
+
+def test_a_failed_patch_says_of_which_commit(here, repository, first, tmp_path):
+    (tmp_path / "bad.diff").write_text("--- a/builder.py\n+++ b/builder.py\n@@ -1 +1 @@\n-no such line\n+x\n")
+    run(here, repository, "builder=main", "patch=file", f"patch.file={tmp_path / 'bad.diff'}")
+    (row,) = cells(here, "--sweep", "latest")
+    assert row["status"] == "patch_failed" and row["source"].startswith("git ")
+
+
 def test_an_interpreter_that_is_none_is_env_failed(lab, repository):
     done = run(lab, repository, "builder=0.14.1", "env.python=/no/such/python")
     assert done.returncode == 1

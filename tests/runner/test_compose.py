@@ -142,6 +142,21 @@ def test_what_reaches_inside_a_factor_is_told(loader):
     assert plain.options == ""
 
 
+def test_a_secret_in_an_override_is_told_to_nobody(loader):
+    (cell,) = sweep_of(loader, "builder=main", "builder.repo='https://bob:sekretpw77@example.org/x.git'")
+    assert "sekretpw77" not in cell.options + cell.name() + str(cell.asked())
+    assert "sekretpw77" in cell.config.builder.repo
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [("builder.as_of='1 day'", "no date"), ("builder.version=foo", "no release"), ("builder.version=0.14.7", "0.14.1")],
+)
+def test_a_builder_that_cannot_be_is_refused(loader, override, says):
+    (cell,) = sweep_of(loader, "builder=main", override)
+    assert says in cell.failure.message + cell.failure.hint
+
+
 def test_models_of_one_name_are_told_apart(loader):
     swept = sweep_of(loader, "model=path", "model.path=/x/m,/y/m")
     assert [c.factors["model"] for c in swept] == ["/x/m", "/y/m"]

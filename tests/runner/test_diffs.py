@@ -155,7 +155,45 @@ def test_a_diff_of_other_things_says_so(tree, tmp_path):
         ("test/python/test.py", None),
         ("../builders/gemma.py", None),
         ("builders/../../x.py", None),
+        ("models/../../../tmp/secret.txt", None),
+        ("/etc/passwd", None),
     ],
 )
 def test_paths(path, inside):
     assert path_inside(path) == inside
+
+
+def test_a_new_file_that_is_there_with_other_content_fails(tree, tmp_path):
+    made = diff_of(tmp_path, {}, {f"{diffs.INSIDE_REPOSITORY}/builders/new.py": "x = 1\n"})
+    (tree / "builders" / "new.py").write_text("y = 2\n")
+    outcome = diffs.apply(tree, made)
+    assert outcome.status == "failed" and "other content" in outcome.detail
+    assert (tree / "builders" / "new.py").read_text() == "y = 2\n"
+
+
+def test_a_binary_part_fails(tree):
+    binary = (
+        "diff --git a/builders/x.bin b/builders/x.bin\nnew file mode 100644\nindex 0000000..1\n"
+        "Binary files /dev/null and b/builders/x.bin differ\n"
+    )
+    outcome = diffs.apply(tree, DiffText("bin", binary))
+    assert outcome.status == "failed" and not (tree / "builders" / "x.bin").exists()
+
+
+def test_a_change_of_mode_alone_is_nothing_to_apply(tree):
+    mode = "diff --git a/builders/base.py b/builders/base.py\nold mode 100644\nnew mode 100755\n"
+    assert diffs.apply(tree, DiffText("mode", mode)).status == "failed"
+
+
+def test_indentation_is_not_guessed(tree):
+    (tree / "builders" / "base.py").write_text("if a:\n        x = 1\n        y = 2\n")
+    text = (
+        "--- a/builders/base.py\n+++ b/builders/base.py\n@@ -1,3 +1,4 @@\n if a:\n     x = 1\n+    z = 3\n     y = 2\n"
+    )
+    outcome = diffs.apply(tree, DiffText("indent", text))
+    assert outcome.status == "failed" and "`    x = 1` where there is `        x = 1`" in outcome.detail
+
+
+def test_an_outcome_says_what_the_diff_was(tree, fix):
+    named = DiffText("fix", fix.text, "abc..def")
+    assert "abc..def, sha256 " in diffs.apply(tree, named).detail

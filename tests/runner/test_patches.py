@@ -414,6 +414,14 @@ def test_a_change_is_taken_out_again(tree: Path) -> None:
     assert again.status == "present" and files(tree) == before
 
 
+def test_what_a_ref_never_had_need_not_be_taken_out(tree: Path) -> None:
+    before = files(tree)
+    # Neither what the change puts nor its anchor is there, and nothing tells the release.
+    single = {"rope": change(edit(find="no such line", put="nor this one", present=r"self\."))}
+    [outcome] = patches.apply(tree, patches.reversed_changes(single), None)
+    assert outcome.status == "not_applicable" and "nothing to take out" in outcome.detail and files(tree) == before
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rope_fix", "gemma_precision"])
 def test_shipped_patches_are_taken_out_again(release: tuple[str, Path], name: str, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_folder_that_is_no_builder_is_refused(store, tmp_path):
 def diff_text(store: Store, repository: Path, **wanted) -> str:
     from runner import diffs
 
-    return in_a_sweep(store, lambda mirrors: diffs.get(store, mirrors, str(repository), Diff(**wanted))).text
+    return in_a_sweep(store, lambda mirrors: diffs.get(mirrors, str(repository), Diff(**wanted))).text
 
 
 def test_a_diff_between_two_refs(store, repository):
@@ -192,3 +192,56 @@ def test_a_pull_request_that_was_merged_is_still_its_own_diff(store, repository,
 def test_a_pull_request_that_is_not_there(store, repository):
     with pytest.raises(SourceFailed, match="refs/pull/8/head"):
         diff_text(store, repository, number=8)
+
+
+def test_a_repository_that_git_is_pointed_at_is_left_alone(store, repository, tmp_path, monkeypatch):
+    """Inside a hook git's variables name the user's repository, whose refs a fetch would prune."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis").write_text("x")
+    run_git(mine, "init", "--quiet")
+    run_git(mine, "add", ".")
+    run_git(mine, "commit", "--quiet", "-m", "mine")
+    run_git(mine, "branch", "precious")
+    before = run_git(mine, "for-each-ref")
+    monkeypatch.setenv("GIT_DIR", str(mine / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(mine))
+    found = fetch(store, repo=str(repository), ref="main")
+    copy = working_copy(store, repository)
+    monkeypatch.delenv("GIT_DIR")
+    monkeypatch.delenv("GIT_WORK_TREE")
+    assert text(found) == "two\n" and copy.commit == found.commit
+    assert run_git(mine, "for-each-ref") == before
+
+
+def test_a_relative_repository_is_found_from_where_the_user_is(store, repository, monkeypatch):
+    monkeypatch.chdir(repository.parent)
+    assert text(fetch(store, repo="repository", ref="main")) == "two\n"
+
+
+def test_a_pull_requests_head_as_a_builder_needs_no_network_the_second_time(store, repository):
+    first = fetch(store, repo=str(repository), ref="refs/pull/7/head")
+    shutil.move(repository, repository.with_name("away"))
+    assert fetch(store, repo=str(repository), ref="refs/pull/7/head").commit == first.commit
+
+
+def test_a_pull_request_that_has_moved_is_seen_by_the_next_sweep(store, repository):
+    first = diff_text(store, repository, number=7)
+    (repository / sources.INSIDE_REPOSITORY / "builder.py").write_text("moved\n")
+    run_git(repository, "commit", "--quiet", "-am", "moved")
+    run_git(repository, "update-ref", "refs/pull/7/head", "HEAD")
+    run_git(repository, "reset", "--quiet", "--hard", "HEAD^")
+    assert "+moved" in diff_text(store, repository, number=7) and "+moved" not in first
+
+
+def test_a_folder_that_its_repository_ignores_has_no_commit(store, repository):
+    (repository / ".gitignore").write_text("aside/\n")
+    (repository / "aside").mkdir()
+    (repository / "aside" / "builder.py").write_text("x\n")
+    found = working_copy(store, repository / "aside")
+    assert found.commit is None and not found.dirty
+
+
+def test_links_that_lead_nowhere_are_not_sources(store, repository):
+    (repository / sources.INSIDE_REPOSITORY / "dangling.py").symlink_to("/no/such/file")
+    assert text(working_copy(store, repository)) == "two\n"
