@@ -28,6 +28,7 @@ lint: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.compare
+	$(BIN)/python -m benchmarks.marginal
 
 clean:
 	rm -rf .paritylab .venv

@@ -16,14 +16,11 @@ from typing import Any, get_type_hints
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from db.models import FACTORS
 from runner import hashing, paths, releases, schema
 from runner.failures import ConfigFailed
 from runner.scrub import scrub
 
-FACTORS = (
-    "model", "dtype", "layers", "builder", "patch", "runtime", "backend", "precision",
-    "prompts", "reference", "max_new_tokens", "threads",
-)  # fmt: skip
 # Keys inside a factor that its label tells already.
 TOLD = {
     "model.path", "model.name", "builder.path", "builder.ref", "builder.name",

@@ -7,13 +7,16 @@ always new ones.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from omegaconf import OmegaConf
 
 from runner import patches, paths
@@ -105,3 +108,56 @@ def builder_repository(root: Path) -> Path:
         run_git(repository, "update-ref", f"refs/pull/{number}/head", "HEAD")
     run_git(repository, "checkout", "--quiet", "-B", "main")
     return repository
+
+
+def results(lab: Lab, *arguments: str) -> list[dict]:
+    done = lab.call("db", "results", "--format", "json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def artifacts(lab: Lab, stage: str) -> dict[str, int]:
+    """A stage's artifacts, with the time at which each was made."""
+    folder = lab.store / stage
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} if folder.exists() else {}
+
+
+def table_of(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The rows of a printed table, without the numbers of the cells."""
+    lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    return [line.split("|", 2)[2] for line in lines[2:]]
+
+
+def worst_first_diff(rows: list[dict]) -> float:
+    return max(row["first_logits_max_abs_diff"] for row in rows)
+
+
+def wait_for(found, process: subprocess.Popen, seconds: float = 120):
+    """The first true value of `found()` while the process runs."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if value := found():
+            return value
+        if process.poll() is not None:
+            break
+        time.sleep(0.02)
+    raise AssertionError(f"it did not happen; the runner said: {process.communicate()[1]}")
+
+
+def start(lab: Lab, *overrides: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        lab.command("runner", "-m", f"store.environments={ENVIRONMENTS}", *overrides),
+        cwd=paths.PROJECT, env=lab.variables(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def children_at_work(lab: Lab, stage: str) -> list[psutil.Process]:
+    """Processes whose working folder is a draft of `stage` in the lab's store."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd().startswith(str(lab.store / "tmp" / f"{stage}-")):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found

@@ -61,7 +61,7 @@ def shape(table: str) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, shared_lab, repository):
+def place(tmp_path_factory, rope, repository):
     """A user's folder: a model, a config folder with the README's patch and a prompts file, and a diff."""
     root = tmp_path_factory.mktemp("user")
     shutil.copytree(paths.PROJECT / "checkpoints" / "tiny_gemma3", root / "my_model")
@@ -71,7 +71,6 @@ def place(tmp_path_factory, shared_lab, repository):
     (root / "my_conf" / "prompts").mkdir()
     shutil.copyfile(paths.CONF / "prompts" / "five.yaml", root / "my_conf" / "prompts" / "mine.yaml")
     run_git(repository, "diff", f"--output={root / 'my.diff'}", "v0.18.0", "refs/pull/2939/head")
-    shared_lab.run("builder=0.14.1,0.18.0", "patch=none,rope_fix")  # what the other commands look at
     return root
 
 
