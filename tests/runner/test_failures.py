@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -17,6 +18,17 @@ from safetensors.numpy import load_file, save_file
 from runner import paths
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def endless(tmp_path):
+    """The shipped checkpoint with an end token that it never says: its reference takes seconds, and can be met."""
+    folder = tmp_path / "endless"
+    shutil.copytree(paths.PROJECT / "checkpoints" / "tiny_gemma3", folder)
+    for name in ("config.json", "generation_config.json"):
+        config = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(config | {"eos_token_id": 3}))
+    return ("model=path", f"model.path={folder}", "max_new_tokens=60", "jobs=1")
 
 
 def test_a_sweep_with_one_unknown_builder_runs_the_others(shared_lab, rope):
@@ -47,10 +59,9 @@ def test_bad_input_is_exit_code_2_and_says_what_is_allowed(lab, override, says):
     assert "Traceback" not in done.stderr
 
 
-def test_weights_that_are_swapped_while_a_sweep_runs_get_no_result(lab, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(paths.PROJECT / "checkpoints" / "tiny_gemma2", folder)
-    arguments = ("model=path", f"model.path={folder}", "builder=0.18.0", "max_new_tokens=200", "jobs=1")
+def test_weights_that_are_swapped_while_a_sweep_runs_get_no_result(lab, endless, tmp_path):
+    folder = tmp_path / "endless"
+    arguments = ("builder=0.14.1", *endless)
     process = start(lab, *arguments)
     wait_for(lambda: children_at_work(lab, "reference") or children_at_work(lab, "export"), process)
     os.utime(folder / "model.safetensors")
@@ -125,8 +136,8 @@ def test_a_checkpoint_that_does_not_load_is_a_typed_failure_and_is_not_tried_twi
     assert "0 found, 1 to run" in once_more.stderr
 
 
-def test_a_killed_child_is_that_cells_row_and_the_next_run_tries_again(lab):
-    arguments = ("builder=0.14.1", "patch=none,rope_fix", "max_new_tokens=200", "jobs=1")
+def test_a_killed_child_is_that_cells_row_and_the_next_run_tries_again(lab, endless):
+    arguments = ("builder=0.14.1", "patch=none,rope_fix", *endless)
     process = start(lab, *arguments)
     (child, *_) = wait_for(lambda: children_at_work(lab, "reference"), process)
     child.send_signal(signal.SIGKILL)
@@ -141,8 +152,8 @@ def test_a_killed_child_is_that_cells_row_and_the_next_run_tries_again(lab):
     assert {row["status"] for row in results(lab, "--sweep", "latest")} == {"ok"}
 
 
-def test_ctrl_c_in_the_middle_leaves_a_row_for_each_cell_and_no_half_artifact(lab):
-    arguments = ("builder=0.14.1", "patch=none,rope_fix", "max_new_tokens=200", "jobs=1")
+def test_ctrl_c_in_the_middle_leaves_a_row_for_each_cell_and_no_half_artifact(lab, endless):
+    arguments = ("builder=0.14.1", "patch=none,rope_fix", *endless)
     process = start(lab, *arguments)
     wait_for(lambda: children_at_work(lab, "reference") or children_at_work(lab, "export"), process)
     process.send_signal(signal.SIGINT)
@@ -159,8 +170,8 @@ def test_ctrl_c_in_the_middle_leaves_a_row_for_each_cell_and_no_half_artifact(la
     assert lab.run(*arguments).returncode == 0
 
 
-def test_a_killed_runner_leaves_pending_rows_no_processes_and_no_half_artifact(lab):
-    arguments = ("builder=0.14.1", "patch=none", "max_new_tokens=200", "jobs=1")
+def test_a_killed_runner_leaves_pending_rows_no_processes_and_no_half_artifact(lab, endless):
+    arguments = ("builder=0.14.1", "patch=none", *endless)
     process = start(lab, *arguments)
     (child, *_) = wait_for(lambda: children_at_work(lab, "reference"), process)
     process.kill()
