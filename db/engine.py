@@ -22,6 +22,11 @@ class DatabaseProblem(Exception):
     """The database cannot be used: what, where, and what to do."""
 
 
+def state_root() -> Path:
+    """The folder of the default store and database: in the project, or here when it is installed."""
+    return (PROJECT if (PROJECT / "pyproject.toml").exists() else Path.cwd()) / ".paritylab"
+
+
 def url_of(given: str | None = None) -> str:
     """The database's URL: what is given, else PARITYLAB_DB, else the project's SQLite file.
 
@@ -29,8 +34,7 @@ def url_of(given: str | None = None) -> str:
     """
     text = given or os.environ.get("PARITYLAB_DB")
     if not text:
-        root = PROJECT if (PROJECT / "pyproject.toml").exists() else Path.cwd()
-        text = str(root / ".paritylab" / "results.db")
+        text = str(state_root() / "results.db")
     return text if "://" in text else f"sqlite:///{Path(text).expanduser().resolve()}"
 
 

@@ -18,10 +18,10 @@ from runner.failures import PatchFailed
 from runner.git import GitError, Mirrors, clean_environment
 from runner.patches import Outcome, nearest_region
 from runner.schema import Diff
+from runner.sources import INSIDE_REPOSITORY, INSIDE_WHEEL
 
-INSIDE_REPOSITORY = "src/python/py/models"
 # What a path of a diff may begin with before it is inside the models folder.
-ROOTS = (PurePosixPath(INSIDE_REPOSITORY), PurePosixPath("onnxruntime_genai/models"), PurePosixPath("models"))
+ROOTS = (PurePosixPath(INSIDE_REPOSITORY), PurePosixPath(INSIDE_WHEEL), PurePosixPath("models"))
 SHOWN_LINES = 5
 
 

@@ -136,10 +136,6 @@ class Fault(Failure):
 
     status, stage = "run_failed", "paritylab"
 
-    @property
-    def final(self) -> bool:
-        return False
-
 
 class StoreFailed(Failure):
     """The runner's own folders could not be written."""

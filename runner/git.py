@@ -63,8 +63,7 @@ class Mirrors:
             return found
         problem = await self.once(f"fetch {url}", lambda: self.fetch(url))
         # What no branch or tag leads to is fetched by itself, or is there from another time.
-        aside = f"refs/paritylab/{ref.removeprefix('refs/')}"
-        found = await self.parse(url, ref) or await self.fetch_ref(url, ref) or await self.parse(url, aside)
+        found = await self.parse(url, ref) or await self.fetch_ref(url, ref) or await self.parse(url, aside(ref))
         if found:
             return found
         if problem:
@@ -93,12 +92,10 @@ class Mirrors:
         folder = self.folder(url)
         try:
             async with self.store.locked(f"git-{folder.stem}"):
-                await git(
-                    f"--git-dir={folder}", "fetch", "--quiet", url, f"+{ref}:refs/paritylab/{ref.removeprefix('refs/')}"
-                )
+                await self.git(url, "fetch", "--quiet", url, f"+{ref}:{aside(ref)}")
         except GitError:
             return None
-        return await self.parse(url, f"refs/paritylab/{ref.removeprefix('refs/')}")
+        return await self.parse(url, aside(ref))
 
     async def parse(self, url: str, ref: str) -> str | None:
         try:
@@ -150,6 +147,11 @@ class Mirrors:
         if merged and after and await self.parse(url, f"{after[-1]}^") == head:
             before = f"{head}^"
         return (await self.git(url, "merge-base", head, before if merged else tip)).strip()
+
+
+def aside(ref: str) -> str:
+    """Where a mirror keeps a ref that was fetched by itself, out of the way of pruning."""
+    return f"refs/paritylab/{ref.removeprefix('refs/')}"
 
 
 def state_of(folder: Path) -> tuple[str | None, bool]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-PROJECT = Path(__file__).resolve().parent.parent
+from db.engine import PROJECT, state_root
+
+__all__ = ["CONF", "PROJECT", "WORKER", "state_root"]
+
 CONF = PROJECT / "conf"
 WORKER = Path(__file__).resolve().parent / "worker"
-
-
-def state_root() -> Path:
-    """The folder of the default store and database: in the project, or here when it is installed."""
-    return (PROJECT if (PROJECT / "pyproject.toml").exists() else Path.cwd()) / ".paritylab"

@@ -16,14 +16,14 @@ from runner.stages import StageRun
 STRONGEST_FIRST = ("failed", "applied", "present", "not_applicable")
 
 
-def success(plan: Plan, comparison: dict, runs: Sequence[StageRun], dtypes: dict, seconds: float) -> NewResult:
-    """A compared cell. dtypes: {"reference", "candidate"}: what each side really loaded."""
+def success(plan: Plan, comparison: dict, runs: Sequence[StageRun], seconds: float) -> NewResult:
+    """A compared cell; `comparison` has "dtypes" too, {"reference", "candidate"}: what each side really loaded."""
     values = {
         "status": "ok",
         "final": True,
         "measurement_version": comparison["measurement"],
-        "reference_dtype": dtypes["reference"],
-        "candidate_dtype": dtypes["candidate"],
+        "reference_dtype": comparison["dtypes"]["reference"],
+        "candidate_dtype": comparison["dtypes"]["candidate"],
         "peak_memory_bytes": peak_memory(runs),
     }
     return new_result(values, plan, runs, seconds, comparison["prompts"])

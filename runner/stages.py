@@ -28,6 +28,10 @@ from runner.plan import Plan, Stage
 from runner.store import Artifact, Store
 from runner.workers import Task, TaskFailed, Workers
 
+# Errors of the machine's moment, which another run need not meet.
+TRANSIENT = ("MemoryError", "KeyboardInterrupt", "BlockingIOError", "OSError", "PermissionError")
+OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "Too many open files")
+
 
 @dataclass(frozen=True)
 class StageRun:
@@ -69,10 +73,9 @@ class Stages:
 
     def warm_up(self, plan: Plan) -> None:
         """Begin to start the workers that a plan will want, while others are still being planned."""
-        wanted = {stage.role for stage in plan.stages.values() if not self.store.find(stage.name, stage.key)}
-        for role in wanted:
-            resolution = plan.resolutions[role]
-            if resolution.hash not in self.warming:
+        for stage in plan.stages.values():
+            resolution = plan.resolutions[stage.role]
+            if resolution.hash not in self.warming and not self.store.find(stage.name, stage.key):
                 self.warming[resolution.hash] = asyncio.create_task(self.start_worker(resolution))
 
     async def start_worker(self, resolution: Resolution) -> None:
@@ -166,10 +169,6 @@ def refuse_changed(checkpoint: Checkpoint) -> None:
         raise CheckpointFailed(
             f"{checkpoint.path} changed while it was used", hint="run again once nothing writes to it", transient=True
         )
-
-
-TRANSIENT = ("MemoryError", "KeyboardInterrupt", "BlockingIOError", "OSError", "PermissionError")
-OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "Too many open files")
 
 
 async def gather(awaitables) -> list:

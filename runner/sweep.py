@@ -213,7 +213,7 @@ class SweepJob:
         return artifact.meta.get("loaded_dtype") if artifact else None
 
     def succeed(self, cell_id: int, cell: Cell, plan: Plan, comparison: dict, runs, seconds: float) -> Ending:
-        new = recording.success(plan, comparison, runs, comparison["dtypes"], seconds)
+        new = recording.success(plan, comparison, runs, seconds)
         made_of = recording.provenance(cell, plan)
         ending = Ending(record.record_result(self.engine, cell_id, new, made_of), "ok")
         return self.done(cell_id, cell, ending, found=False)
@@ -256,7 +256,7 @@ async def outcome_of(work: Awaitable[T]) -> T | Failure:
         return StoreFailed(error)
     except Exception as error:
         evidence = Evidence(stderr_tail=traceback.format_exc())
-        return Fault(str(error), error_type=type(error).__name__, evidence=evidence)
+        return Fault(str(error), error_type=type(error).__name__, transient=True, evidence=evidence)
 
 
 async def in_parallel(items: list, work, at_a_time: int) -> None:

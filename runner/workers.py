@@ -59,7 +59,7 @@ class TaskFailed(Exception):
     """A task that gave no result.
 
     reason: "error" (`error` is what the task wrote: type, message, hint,
-    errno), "ended" (it wrote nothing), "timeout", "stalled", or "worker"
+    frame), "ended" (it wrote nothing), "timeout", "stalled", or "worker"
     (the worker itself ended).
     """
 

@@ -75,7 +75,6 @@ def describe(error: BaseException, overlay: str | None) -> dict:
         "type": getattr(error, "kind", "") or type(error).__name__,
         "message": str(error) or type(error).__name__,
         "hint": getattr(error, "hint", ""),
-        "errno": getattr(error, "errno", None),
         "frame": frame_inside(error, overlay) if overlay else None,
     }
 
