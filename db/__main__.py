@@ -10,7 +10,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from db import output, query
+from db import detail, output, query
 from db.engine import DatabaseProblem, open_database
 from db.models import FACTORS
 
@@ -92,14 +92,19 @@ def root() -> None:
 def show(cell: int, db: Db = None) -> None:
     """All about one cell: its failure with the end of its stderr, what both sides said, its patch, its stages."""
     engine = open_database(db, create=False)
-    detail = query.cell_detail(engine, cell)
-    output.show_pairs(detail["cell"])
+    found = detail.cell_detail(engine, cell)
+    output.show_pairs(found["cell"])
     print()
-    output.show_pairs({k: v for k, v in detail["result"].items() if k not in detail["cell"]})
-    tables = {"prompts": query.TEXT_COLUMNS, "changes": query.CHANGE_COLUMNS, "stages": query.STAGE_COLUMNS}
+    output.show_pairs({k: v for k, v in found["result"].items() if k not in found["cell"]})
+    tables = {
+        "prompts": detail.TEXT_COLUMNS,
+        "findings": detail.FINDING_COLUMNS,
+        "changes": detail.CHANGE_COLUMNS,
+        "stages": detail.STAGE_COLUMNS,
+    }
     for title, columns in tables.items():
-        if detail[title]:
-            output.show(detail[title], columns, "table")
+        if found[title]:
+            output.show(found[title], columns, "table")
 
 
 @app.command()
@@ -111,8 +116,27 @@ def sweeps(format: Format = "table", db: Db = None) -> None:
 @app.command()
 def env(cell: int, format: Format = "table", db: Db = None) -> None:
     """The resolved packages of a cell's three environments."""
-    rows = query.package_rows(open_database(db, create=False), cell)
-    output.show(rows, query.PACKAGE_COLUMNS, format)
+    rows = detail.package_rows(open_database(db, create=False), cell)
+    output.show(rows, detail.PACKAGE_COLUMNS, format)
+
+
+@app.command()
+def metrics(
+    cell: int,
+    steps: Annotated[bool, typer.Option("--steps", help="A row a step instead of a row a prompt.")] = False,
+    format: Format = "table",
+    db: Db = None,
+) -> None:
+    """Every number of a cell: one row a prompt, free-running and teacher-forced (forced_)."""
+    rows = detail.metric_rows(open_database(db, create=False), cell, steps)
+    names = dict.fromkeys(name for row in rows for name in row)
+    output.show(rows, sorted(names, key=lambda name: name.startswith("forced_")), format)
+
+
+@app.command()
+def prompts(cell: int, format: Format = "table", db: Db = None) -> None:
+    """What both sides of a cell were given: each prompt's text after the template, its ids, the template's hash."""
+    output.show(detail.input_rows(open_database(db, create=False), cell), detail.INPUT_COLUMNS, format)
 
 
 def main() -> None:

@@ -161,9 +161,14 @@ class Result(Base):
 
     checkpoint_hash: Mapped[str | None]
     checkpoint_dtype: Mapped[str | None]  # what its files hold
+    files_dtype: Mapped[str | None]  # what both sides were given: the same, or what it was cast to
     reference_dtype: Mapped[str | None]  # what transformers loaded
     candidate_dtype: Mapped[str | None]  # what the builder loaded
-    prompts_key: Mapped[str | None]
+    layer_count: Mapped[int | None]  # of the reference
+    prompts_key: Mapped[str | None]  # of its `PromptInput` rows
+    noise_key: Mapped[str | None]  # of its `NoiseValue` rows
+    thresholds: Mapped[dict[str, Any] | None]  # of the verdicts, in multiples of the noise floor
+    overridden: Mapped[dict[str, Any] | None]  # {side: generation options that took no part}
     overlay_tree: Mapped[str | None]
     machine_id: Mapped[int | None] = mapped_column(ForeignKey("machine.id"))
     builder_environment_id: Mapped[int | None] = mapped_column(ForeignKey("environment.id"))
@@ -178,7 +183,10 @@ class Result(Base):
     first_diff_largest: Mapped[float | None]
     diff_least: Mapped[float | None]
     diff_largest: Mapped[float | None]
+    forced_diff_largest: Mapped[float | None]
     non_finite_count: Mapped[int] = mapped_column(default=0)
+    nonsense_count: Mapped[int | None]  # identical to a reference that is not sensible itself
+    noise_floor_largest: Mapped[float | None]
     noise_ratio_largest: Mapped[float | None]
     verdict: Mapped[str | None]
 
@@ -187,6 +195,7 @@ class Result(Base):
     prompts: Mapped[list[PromptResult]] = relationship(
         order_by="PromptResult.position", cascade="all", back_populates="result"
     )
+    findings: Mapped[list[Finding]] = relationship(order_by="Finding.position", cascade="all")
 
     @property
     def error_line(self) -> str | None:
@@ -241,7 +250,11 @@ class PromptResult(Base):
     forced_logits_max_abs_diff: Mapped[float | None]
     noise_floor: Mapped[float | None]
     noise_ratio: Mapped[float | None]
+    forced_noise_ratio: Mapped[float | None]
     verdict: Mapped[str | None]
+    within_bands: Mapped[bool | None]  # the Neuron inference library's tolerances
+    parting: Mapped[dict[str, Any] | None]  # where the texts part: {"step", "gap", "top": {side: [[id, token, logit]]}}
+    reference_outcome: Mapped[str | None]
     sensible: Mapped[bool | None]
     candidate_sensible: Mapped[bool | None]
     outcome: Mapped[str]
@@ -253,6 +266,51 @@ class PromptResult(Base):
     non_finite: Mapped[dict[str, Any] | None]  # {column: "nan" | "+inf" | "-inf"}
 
     result: Mapped[Result] = relationship(back_populates="prompts")
+
+
+class Finding(Base):
+    """A warning that a result carries: of the prompt audit, or of what was loaded, cast or cut."""
+
+    __tablename__ = "finding"
+
+    result_id: Mapped[int] = mapped_column(ForeignKey("result.id"), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str]  # prompt, warning
+    prompt: Mapped[str | None]
+    check: Mapped[str]
+    evidence: Mapped[str]
+
+
+class PromptInput(Base):
+    """What a prompt was to both sides; the rows of a prompts artifact, which results share."""
+
+    __tablename__ = "prompt_input"
+
+    prompts_key: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    prompt: Mapped[str]
+    text: Mapped[str]  # after the template
+    ids: Mapped[list[Any]]
+    template_source: Mapped[str | None]
+    template_hash: Mapped[str | None]
+
+
+class NoiseValue(Base):
+    """How far a variant of the reference moved from it, at one prompt; the rows of a noise artifact.
+
+    A variant that was left out has one row with the reason and no numbers.
+    """
+
+    __tablename__ = "noise_value"
+
+    noise_key: Mapped[str] = mapped_column(primary_key=True)
+    variant: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    prompt: Mapped[str | None]
+    versus: Mapped[str | None]
+    first: Mapped[float | None]
+    largest: Mapped[float | None]
+    left_out: Mapped[str | None]
 
 
 class MetricName(Base):

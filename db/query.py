@@ -8,32 +8,35 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 from sqlalchemy import Engine, Select, case, func, select
-from sqlalchemy.orm import Session
 
 from db.engine import reading
-from db.models import FACTORS, Cell, Package, PromptResult, Result, StageRun, Sweep
+from db.models import (
+    FACTORS,
+    Cell,
+    PromptResult,
+    Result,
+    Sweep,
+)
 
-ROLES = ("builder", "runtime", "reference")
 # The columns that others rely on, in this order.
 RESULT_COLUMNS = (
     "sweep", "cell", *FACTORS[:5], "runtime", "backend", "prompts", "prompt", "status", "error",
     "first_logits_max_abs_diff", "logits_max_abs_diff", "matched_tokens", "compared_tokens",
-    "tokens_identical", "forced_logits_max_abs_diff", "noise_floor", "noise_ratio", "verdict",
-    "sensible", "candidate_sensible", "outcome", "precision", "reference", "max_new_tokens", "threads", "options",
+    "tokens_identical", "match", "forced_logits_max_abs_diff", "noise_floor", "noise_ratio", "verdict",
+    "sensible", "candidate_sensible", "outcome", "within_bands", "precision", "reference", "max_new_tokens",
+    "threads", "options",
 )  # fmt: skip
 SWEEP_COLUMNS = ("sweep", "started", "seconds", "state", "cells", "found", "ok", "failed", "skipped", "command")
-PACKAGE_COLUMNS = ("package", *ROLES)
-CHANGE_COLUMNS = ("change", "status", "detail")
-STAGE_COLUMNS = ("stage", "found", "seconds", "peak_memory_bytes", "artifact")
-TEXT_COLUMNS = ("prompt", "outcome", "reference_text", "candidate_text")
 CELL_COLUMNS = (
     "sweep", "cell", *FACTORS, "options", "source", "status", "error", "found", "patch_outcome", "first_diff_least",
-    "first_diff_largest", "diff_largest", "identical_count", "prompts_count", "sensible_count",
-    "candidate_sensible_count", "verdict", "seconds",
+    "first_diff_largest", "diff_largest", "forced_diff_largest", "noise_floor_largest", "noise_ratio_largest",
+    "verdict", "identical_count", "nonsense_count", "prompts_count", "sensible_count", "candidate_sensible_count",
+    "files_dtype", "reference_dtype", "candidate_dtype", "seconds",
 )  # fmt: skip
 HISTORY_COLUMNS = (
     "builder", *(factor for factor in FACTORS if factor != "builder"), "options", "changed", "status",
-    "first_diff_least", "first_diff_largest", "identical_count", "prompts_count", "error", "sweep", "cell",
+    "first_diff_least", "first_diff_largest", "noise_ratio_largest", "verdict", "identical_count", "nonsense_count",
+    "prompts_count", "error", "sweep", "cell",
 )  # fmt: skip
 # Two findings are the same while their largest first-token diffs are within this factor of each other.
 HISTORY_FACTOR = 2.0
@@ -41,6 +44,7 @@ FAILURE_COLUMNS = (
     "count", "status", "error", "builders", "models", "patches", "newest_cell", "error_frames",
 )  # fmt: skip
 PENDING = "pending"
+KINDS = {"nan": math.nan, "+inf": math.inf, "-inf": -math.inf}
 
 
 class NotInDatabase(Exception):
@@ -143,8 +147,10 @@ def summary_part(result: Result | None) -> dict[str, Any]:
     """The summary columns of a result."""
     names = (
         "prompts_count", "identical_count", "sensible_count", "candidate_sensible_count",
-        "first_diff_least", "first_diff_largest", "diff_least", "diff_largest", "non_finite_count",
-        "verdict", "failed_stage", "checkpoint_dtype", "seconds", "stand_in", "measurement_version",
+        "first_diff_least", "first_diff_largest", "diff_least", "diff_largest", "forced_diff_largest",
+        "non_finite_count", "nonsense_count", "noise_floor_largest", "noise_ratio_largest", "thresholds",
+        "verdict", "failed_stage", "checkpoint_dtype", "files_dtype", "reference_dtype", "candidate_dtype",
+        "layer_count", "noise_key", "prompts_key", "overridden", "seconds", "stand_in", "measurement_version",
     )  # fmt: skip
     return {name: getattr(result, name, None) for name in names} | {"result": result.id if result else None}
 
@@ -154,26 +160,18 @@ def prompt_part(prompt: PromptResult) -> dict[str, Any]:
     columns = (
         "prompt", "first_logits_max_abs_diff", "logits_max_abs_diff", "matched_tokens",
         "compared_tokens", "tokens_identical", "forced_logits_max_abs_diff", "noise_floor",
-        "noise_ratio", "verdict", "sensible", "candidate_sensible", "outcome",
+        "noise_ratio", "verdict", "sensible", "candidate_sensible", "outcome", "within_bands",
     )  # fmt: skip
     row = {name: getattr(prompt, name) for name in columns}
-    kinds = {"nan": math.nan, "+inf": math.inf, "-inf": -math.inf}
-    row |= {name: kinds[kind] for name, kind in (prompt.non_finite or {}).items() if name in row}
-    return row
+    row |= {name: KINDS[kind] for name, kind in (prompt.non_finite or {}).items() if name in row}
+    return row | {"match": match(prompt)}
 
 
-def prompts_of(engine: Engine, result_ids: Sequence[int]) -> dict[int, list[PromptResult]]:
-    """The prompts of some results, in order."""
-    query = (
-        select(PromptResult)
-        .where(PromptResult.result_id.in_(result_ids))
-        .order_by(PromptResult.result_id, PromptResult.position)
-    )
-    found: dict[int, list[PromptResult]] = {}
-    with reading(engine) as session:
-        for prompt in session.scalars(query):
-            found.setdefault(prompt.result_id, []).append(prompt)
-    return found
+def match(prompt: PromptResult) -> str:
+    """How the two texts compare, in words: a match on nonsense is called that."""
+    if not prompt.tokens_identical:
+        return f"parts at {prompt.matched_tokens}"
+    return "nonsense" if prompt.sensible is False else "identical"
 
 
 def sweep_rows(engine: Engine) -> list[dict[str, Any]]:
@@ -204,53 +202,6 @@ def sweep_rows(engine: Engine) -> list[dict[str, Any]]:
             }
             for sweep, cells, found, good, bad, left in session.execute(query)
         ]
-
-
-def cell_detail(engine: Engine, cell_id: int) -> dict[str, Any]:
-    """Everything about one cell but its numbers and packages.
-
-    {"cell": its row, "result": the result's columns, "prompts", "changes", "stages": rows}.
-    """
-    with reading(engine) as session:
-        cell = existing_cell(session, cell_id)
-        result = cell.result
-        return {
-            "cell": cell_part(cell, result) | {"sweep started": cell.sweep.started},
-            "result": columns_of(result) if result else {},
-            "prompts": [{c: getattr(row, c) for c in TEXT_COLUMNS} for row in (result.prompts if result else [])],
-            "changes": [{c: getattr(row, c) for c in CHANGE_COLUMNS} for row in cell.changes],
-            "stages": [stage_part(row) for row in (result.stages if result else [])],
-        }
-
-
-def stage_part(stage: StageRun) -> dict[str, Any]:
-    """A stage's columns, with its artifact's place in the store."""
-    columns = {c: getattr(stage, c) for c in ("stage", "found", "seconds", "peak_memory_bytes")}
-    return columns | {"artifact": f"{stage.stage}/{stage.key}"}
-
-
-def columns_of(row: Any) -> dict[str, Any]:
-    """A row's own columns, references to other tables left out."""
-    return {c.key: getattr(row, c.key) for c in row.__table__.columns if not c.foreign_keys}
-
-
-def existing_cell(session: Session, cell_id: int) -> Cell:
-    cell = session.get(Cell, cell_id) if abs(cell_id) < 2**63 else None
-    if cell is None:
-        raise NotInDatabase(f"cell {cell_id} is not in the database: see python -m db results")
-    return cell
-
-
-def package_rows(engine: Engine, cell_id: int) -> list[dict[str, Any]]:
-    """One dict a package, with its version in each of a cell's environments."""
-    with reading(engine) as session:
-        cell = existing_cell(session, cell_id)
-        versions: dict[str, dict[str, Any]] = {}
-        for role in ROLES:
-            environment = getattr(cell.result, f"{role}_environment_id") if cell.result else None
-            for package in session.scalars(select(Package).where(Package.environment_id == environment)):
-                versions.setdefault(package.name, {})[role] = package.version
-        return [{"package": name, **versions[name]} for name in sorted(versions)]
 
 
 def failure_groups(
@@ -291,7 +242,7 @@ def history_rows(
     diff that is more than `HISTORY_FACTOR` times larger or smaller.
     """
     newest: dict[tuple, dict[str, Any]] = {}
-    for row in cell_rows(engine, filters, status, sweep):
+    for row in of_one_measurement(cell_rows(engine, filters, status, sweep)):
         if row["status"] not in (PENDING, "skipped"):
             newest[(*history_line(row), row["builder"])] = row
     rows = sorted(newest.values(), key=lambda row: (history_line(row), release_order(row["builder"])))
@@ -301,6 +252,12 @@ def history_rows(
         row["changed"] = bool(before) and before["line"] == row["line"] and differs(before, row)
         before = row
     return rows
+
+
+def of_one_measurement(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the numbers that an older version of the measuring made: they do not belong in one table."""
+    newest = max((row["measurement_version"] or 0 for row in rows), default=0)
+    return [row for row in rows if row["status"] != "ok" or row["measurement_version"] == newest]
 
 
 def history_line(row: Mapping[str, Any]) -> tuple[str, ...]:

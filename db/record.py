@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Engine, insert, select, update
+from sqlalchemy import Engine, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from db.engine import reading, writing
@@ -17,10 +17,13 @@ from db.models import (
     Cell,
     ChangeOutcome,
     Environment,
+    Finding,
     Machine,
     MetricName,
     MetricValue,
+    NoiseValue,
     Package,
+    PromptInput,
     PromptResult,
     Result,
     StageRun,
@@ -28,12 +31,20 @@ from db.models import (
     now,
 )
 
+WHOLE = -1  # the step of a metric over a whole continuation
 # Float columns of `PromptResult` that a comparison fills; their kinds go to `non_finite`.
-PROMPT_FLOATS = ("first_logits_max_abs_diff", "logits_max_abs_diff", "reference_range")
-PROMPT_PLAIN = (
-    "prompt", "matched_tokens", "compared_tokens", "tokens_identical", "sensible",
-    "candidate_sensible", "outcome", "reference_text", "candidate_text",
+PROMPT_FLOATS = (
+    "first_logits_max_abs_diff", "logits_max_abs_diff", "forced_logits_max_abs_diff",
+    "noise_floor", "noise_ratio", "forced_noise_ratio", "reference_range",
 )  # fmt: skip
+# A number of these that is not finite is the export's; a reference without a range is no export's fault.
+OF_THE_EXPORT = PROMPT_FLOATS[:3]
+PROMPT_PLAIN = (
+    "prompt", "matched_tokens", "compared_tokens", "tokens_identical", "sensible", "candidate_sensible", "outcome",
+    "reference_text", "candidate_text", "verdict", "within_bands", "parting", "reference_outcome",
+)  # fmt: skip
+# From best to worst; a cell's verdict is the worst of its prompts'.
+VERDICTS = ("within_noise", "near_tie", "elevated", "broken", "non_finite")
 
 
 @dataclass(frozen=True)
@@ -42,7 +53,8 @@ class NewResult:
 
     values: columns of `Result`. environments: {role: {"hash", "platform",
     "packages": {name: version}}}. machine: columns of `Machine`. stages:
-    columns of `StageRun`. prompts: as the comparison wrote them.
+    columns of `StageRun`. prompts: as the comparison wrote them. findings,
+    inputs, noise: columns of `Finding`, `PromptInput` and `NoiseValue`.
     """
 
     values: Mapping[str, Any]
@@ -50,6 +62,9 @@ class NewResult:
     machine: Mapping[str, Any] | None = None
     stages: Sequence[Mapping[str, Any]] = ()
     prompts: Sequence[Mapping[str, Any]] = ()
+    findings: Sequence[Mapping[str, Any]] = ()
+    inputs: Sequence[Mapping[str, Any]] = ()
+    noise: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -122,9 +137,12 @@ def record_result(engine: Engine, cell_id: int, new: NewResult, provenance: Prov
             result.machine_id = machine_id(session, new.machine)
         result.stages = [StageRun(position=n, **stage) for n, stage in enumerate(new.stages)]
         result.prompts = [prompt_row(n, prompt) for n, prompt in enumerate(new.prompts)]
+        result.findings = [Finding(position=n, **finding) for n, finding in enumerate(new.findings)]
         session.add(result)
         session.flush()
-        add_steps(session, result.prompts, new.prompts)
+        add_metrics(session, result.prompts, new.prompts)
+        add_shared(session, PromptInput, "prompts_key", new.inputs)
+        add_shared(session, NoiseValue, "noise_key", new.noise)
         finish_cell(session, cell_id, result.id, False, provenance)
         return result.id
 
@@ -139,46 +157,83 @@ def finish_cell(session: Session, cell_id: int, result_id: int, found: bool, pro
 
 def summary(prompts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The columns of a result that summarise its prompts, so that reports need not read them."""
+    numbers = [numbers_of(prompt) for prompt in prompts]
+
+    def finite(name: str) -> list[float]:
+        return [found[name]["value"] for found in numbers if found[name]["value"] is not None]
+
     columns: dict[str, Any] = {"prompts_count": len(prompts)}
-    for name, metric in (("first_diff", "first_logits_max_abs_diff"), ("diff", "logits_max_abs_diff")):
-        values = [p["metrics"][metric]["value"] for p in prompts if p["metrics"][metric]["value"] is not None]
-        columns[f"{name}_least"] = min(values, default=None)
-        columns[f"{name}_largest"] = max(values, default=None)
+    for column, name in (("first_diff", "first_logits_max_abs_diff"), ("diff", "logits_max_abs_diff")):
+        columns[f"{column}_least"] = min(finite(name), default=None)
+        columns[f"{column}_largest"] = max(finite(name), default=None)
+    for column, name in (
+        ("forced_diff_largest", "forced_logits_max_abs_diff"),
+        ("noise_floor_largest", "noise_floor"),
+        ("noise_ratio_largest", "noise_ratio"),
+    ):
+        columns[column] = max(finite(name), default=None)
     columns["identical_count"] = sum(p["tokens_identical"] for p in prompts)
-    columns["non_finite_count"] = sum(
-        any(number["kind"] != "finite" for number in (*p["metrics"].values(), p["reference_range"])) for p in prompts
-    )
+    columns["nonsense_count"] = sum(p["tokens_identical"] and p["sensible"] is False for p in prompts)
+    columns["non_finite_count"] = sum(any(n[name]["kind"] != "finite" for name in OF_THE_EXPORT) for n in numbers)
     for name in ("sensible", "candidate_sensible"):
         judged = [p[name] for p in prompts if p[name] is not None]
         columns[f"{name}_count"] = sum(judged) if judged else None
+    verdicts = [p["verdict"] for p in prompts if p["verdict"]]
+    columns["verdict"] = max(verdicts, key=VERDICTS.index, default=None)
     return columns
 
 
+def numbers_of(prompt: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """A prompt's numbers by column, as {"value", "kind"}."""
+    return {name: prompt["metrics"][name] if name in prompt["metrics"] else prompt[name] for name in PROMPT_FLOATS}
+
+
 def prompt_row(position: int, prompt: Mapping[str, Any]) -> PromptResult:
-    numbers = {**prompt["metrics"], "reference_range": prompt["reference_range"]}
+    numbers = numbers_of(prompt)
     odd = {name: number["kind"] for name, number in numbers.items() if number["kind"] != "finite"}
     return PromptResult(
         position=position,
         **{name: prompt[name] for name in PROMPT_PLAIN},
-        **{name: numbers[name]["value"] for name in PROMPT_FLOATS},
+        **{name: number["value"] for name, number in numbers.items()},
         reference_vocab=prompt["vocab"][0],
         candidate_vocab=prompt["vocab"][1],
         non_finite=odd or None,
     )
 
 
-def add_steps(session: Session, rows: list[PromptResult], prompts: Sequence[Mapping[str, Any]]) -> None:
-    """The numbers per step, as integer-keyed rows."""
-    names = {name for prompt in prompts for name in prompt["steps"]}
+def add_metrics(session: Session, rows: list[PromptResult], prompts: Sequence[Mapping[str, Any]]) -> None:
+    """The numbers of whole prompts (step -1) and of each step, as integer-keyed rows."""
+    names = {name for prompt in prompts for part in ("metrics", "steps") for name in prompt[part]}
     ids = {name: metric_id(session, name) for name in sorted(names)}
     values = [
         {"prompt_result_id": row.id, "metric_id": ids[name], "step": step, **number}
         for row, prompt in zip(rows, prompts, strict=True)
-        for name, numbers in prompt["steps"].items()
-        for step, number in enumerate(numbers)
+        for name, step, number in metrics_of(prompt)
     ]
     if values:
         session.execute(insert(MetricValue), values)
+
+
+def metrics_of(prompt: Mapping[str, Any]) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    """(metric, step, number): the whole's at step -1."""
+    for name, number in prompt["metrics"].items():
+        yield name, WHOLE, number
+    for name, numbers in prompt["steps"].items():
+        for step, number in enumerate(numbers):
+            yield name, step, number
+
+
+def add_shared(session: Session, table: type, key: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows of an artifact that many results share, once."""
+    if rows and not session.scalar(select(func.count()).where(getattr(table, key) == rows[0][key])):
+        session.execute(insert(table), list(rows))
+
+
+def audit_findings(engine: Engine, result_id: int) -> int:
+    """How many findings of the prompt audit a result carries."""
+    query = select(func.count()).where(Finding.result_id == result_id, Finding.kind == "prompt")
+    with reading(engine) as session:
+        return session.scalar(query) or 0
 
 
 def metric_id(session: Session, name: str) -> int:

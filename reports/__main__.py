@@ -11,7 +11,9 @@ import typer
 
 from db.engine import DatabaseProblem
 from db.query import NotInDatabase
+from reports import depth as depth_report
 from reports import history as history_report
+from reports import noise as noise_report
 from reports import sweep as sweep_report
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -19,6 +21,15 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 Db = Annotated[Optional[str], typer.Option("--db", help="An SQLAlchemy URL or a path.")]
 Out = Annotated[Optional[Path], typer.Option("--out", help="Write here instead of standard output.")]
 Format = Annotated[str, typer.Option("--format", help="md, or json for machines.")]
+
+
+Several = Optional[list[str]]
+Model = Annotated[Several, typer.Option("--model", help="Only this model.")]
+Builder = Annotated[Several, typer.Option("--builder", help="Only cells with this builder.")]
+Patch = Annotated[Several, typer.Option("--patch", help="Only cells with this patch.")]
+Dtype = Annotated[Several, typer.Option("--dtype", help="Only cells with this dtype.")]
+Prompts = Annotated[Several, typer.Option("--prompts", help="Only cells with this prompt set.")]
+OneSweep = Annotated[Optional[str], typer.Option("--sweep", help="Of one sweep: a number, or latest.")]
 
 
 @app.callback()
@@ -39,10 +50,10 @@ def sweep(
 
 @app.command()
 def history(
-    model: Annotated[Optional[list[str]], typer.Option("--model", help="Only this model.")] = None,
-    patch: Annotated[Optional[list[str]], typer.Option("--patch", help="Cells with this patch.")] = None,
-    dtype: Annotated[Optional[list[str]], typer.Option("--dtype", help="Cells with this dtype.")] = None,
-    sweep: Annotated[Optional[str], typer.Option("--sweep", help="Of one sweep: a number, or latest.")] = None,
+    model: Model = None,
+    patch: Annotated[Several, typer.Option("--patch", help="Cells with this patch; none by default.")] = None,
+    dtype: Dtype = None,
+    sweep: OneSweep = None,
     out: Out = None,
     format: Format = "md",
     db: Db = None,
@@ -50,6 +61,54 @@ def history(
     """Release by model: the diff range or the failure, and where something changed."""
     filters = {"model": model or [], "patch": patch or ["none"], "dtype": dtype or []}
     write(history_report, history_report.collect(db, filters, sweep), format, out)
+
+
+@app.command()
+def noise(
+    model: Model = None,
+    dtype: Dtype = None,
+    prompts: Prompts = None,
+    sweep: OneSweep = None,
+    out: Out = None,
+    format: Format = "md",
+    db: Db = None,
+) -> None:
+    """How far the reference moves by itself: other dtype, attention, threads, one pass for many."""
+    filters = {"model": model or [], "dtype": dtype or [], "prompts": prompts or []}
+    write(noise_report, noise_report.collect(db, filters, sweep), format, out)
+
+
+@app.command()
+def depth(
+    model: Model = None,
+    builder: Builder = None,
+    patch: Patch = None,
+    dtype: Dtype = None,
+    prompts: Prompts = None,
+    sweep: OneSweep = None,
+    plot: Annotated[Optional[Path], typer.Option("--plot", help="Draw it here too: a .png or .svg file.")] = None,
+    out: Out = None,
+    format: Format = "md",
+    db: Db = None,
+) -> None:
+    """Error against layer count: inside one layer, entering at a depth, or growing."""
+    filters = {"model": model, "builder": builder, "patch": patch, "dtype": dtype, "prompts": prompts}
+    report = depth_report.collect(db, {name: values or [] for name, values in filters.items()}, sweep)
+    if plot and report["lines"]:
+        check_file(plot, "--plot", (".png", ".svg", ".pdf"))
+        depth_report.plot(report, plot)
+        report["plot"] = str(plot)
+    write(depth_report, report, format, out)
+
+
+def check_file(file: Path, option: str, endings: tuple[str, ...] = ()) -> None:
+    """Refuse a file that cannot be written. Errors: `typer.BadParameter`."""
+    if endings and file.suffix.lower() not in endings:
+        raise typer.BadParameter(f"{file} must end in {', '.join(endings)}", param_hint=option)
+    if file.is_dir():
+        raise typer.BadParameter(f"{file} is a folder", param_hint=option)
+    if not file.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {file.parent}", param_hint=option)
 
 
 def write(report_module: Any, report: dict[str, Any], format: str, out: Path | None) -> None:
@@ -64,10 +123,7 @@ def write(report_module: Any, report: dict[str, Any], format: str, out: Path | N
     if out is None:
         print(text)
         return
-    if out.is_dir():
-        raise typer.BadParameter(f"{out} is a folder", param_hint="--out")
-    if not out.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
+    check_file(out, "--out")
     part = out.with_name(out.name + ".part")
     part.write_text(text + "\n", encoding="utf-8")
     part.replace(out)

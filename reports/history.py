@@ -9,7 +9,7 @@ from db import query
 from db.engine import open_database
 from db.models import FACTORS
 from db.output import markdown_table
-from reports.table import span
+from reports.table import identical, multiple, span
 
 CHANGED = "◀"
 ERROR_LENGTH = 48
@@ -37,8 +37,8 @@ def markdown(report: dict[str, Any]) -> str:
         [
             markdown_table(["builder", *(title(line, lines) for line in lines)], body),
             "",
-            f"- First-token max abs diff of the logits over prompts, and identical continuations; {CHANGED} marks a"
-            " release that differs from the one before it.",
+            "- First-token max abs diff of the logits over prompts, the largest of all steps in multiples of the noise"
+            f" floor (×), and identical continuations; {CHANGED} marks a release that differs from the one before it.",
             *(f"- {text}" for text in changes(rows, lines)),
         ]
     )
@@ -56,8 +56,8 @@ def entry(row: dict[str, Any] | None) -> str:
     if row is None:
         return ""
     if row["status"] == "ok":
-        identical = f"{row['identical_count']} of {row['prompts_count']}"
-        text = f"{span(row['first_diff_least'], row['first_diff_largest'])}, {identical}"
+        noise = f" (× {multiple(row['noise_ratio_largest'])})" if row["noise_ratio_largest"] is not None else ""
+        text = f"{span(row['first_diff_least'], row['first_diff_largest'])}{noise}, {identical(row)}"
     else:
         text = row["error"] or row["status"]
         text = text if len(text) <= ERROR_LENGTH else text[: ERROR_LENGTH - 1] + "…"

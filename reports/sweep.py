@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from db import query
+from db import detail, query
 from db.engine import open_database
 from db.models import FACTORS
 from db.output import markdown_table
-from reports.table import number, span
+from reports.table import identical, multiple, number, span, words
 
 # What a reader wants named first; other factors follow when they vary.
 ALWAYS = ("model", "builder", "patch")
-MEASURED = ("First-token max abs diff", "Largest", "Identical", "Text")
+MEASURED = ("First-token max abs diff", "Largest", "Noise floor", "× noise", "Verdict", "Identical", "Text")
 ODD_WORDS = ("wrong", "empty", "loop", "markers")
 ERROR_LENGTH = 60
+MOST_FINDINGS = 12
 PATCH_WORDS = {"present": "is already in", "not_applicable": "has nothing to change in"}
 REVERSED_WORDS = {"present": "has been taken out already of", "not_applicable": "has nothing to take out of"}
 
@@ -26,11 +27,29 @@ def collect(db: str | None, sweep: str = "latest") -> dict[str, Any]:
     sweep_id = query.sweep_id(engine, sweep)
     (about,) = [row for row in query.sweep_rows(engine) if row["sweep"] == sweep_id]
     cells = query.cell_rows(engine, sweep=sweep_id)
-    prompts = query.prompts_of(engine, sorted({c["result"] for c in cells if c["result"]}))
-    rows = [cell | from_prompts(prompts.get(cell["result"], []), cell) for cell in cells]
+    results = sorted({c["result"] for c in cells if c["result"]})
+    prompts, findings = detail.prompts_of(engine, results), detail.findings_of(engine, results)
+    left_out = noise_left_out(engine, cells)
+    rows = [
+        cell
+        | from_prompts(prompts.get(cell["result"], []), cell)
+        | {"findings": [plain(finding) for finding in findings.get(cell["result"], [])]}
+        | {"noise_left_out": left_out.get(cell["noise_key"], [])}
+        for cell in cells
+    ]
     packages = versions(engine, [cell["cell"] for cell in cells if cell["status"] == "ok"][:1])
     engine.dispose()
     return {"sweep": about, "rows": rows, "packages": packages}
+
+
+def plain(finding) -> dict[str, Any]:
+    return {name: getattr(finding, name) for name in detail.FINDING_COLUMNS}
+
+
+def noise_left_out(engine, cells: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Why variants of the reference are no part of a noise floor, by its key."""
+    rows = detail.noise_rows(engine, sorted({cell["noise_key"] for cell in cells if cell["noise_key"]}))
+    return {key: [f"{row.variant}: {row.left_out}" for row in values if row.left_out] for key, values in rows.items()}
 
 
 def versions(engine, cells: list[int]) -> dict[str, str]:
@@ -41,7 +60,7 @@ def versions(engine, cells: list[int]) -> dict[str, str]:
         "onnxruntime": "runtime",
         "torch": "reference",
     }
-    found = {row["package"]: row for cell in cells for row in query.package_rows(engine, cell)}
+    found = {row["package"]: row for cell in cells for row in detail.package_rows(engine, cell)}
     return {name: found[name].get(role) for name, role in wanted.items() if name in found}
 
 
@@ -89,13 +108,17 @@ def measured(row: dict[str, Any]) -> list[str]:
     """The columns right of the factors; a failed export shows its error, not a hole."""
     if row["status"] != "ok":
         text = f"{row['status']}: {row['error']}" if row["error"] else row["status"]
-        return [text if len(text) <= ERROR_LENGTH else text[: ERROR_LENGTH - 1] + "…", "", "", ""]
+        text = text if len(text) <= ERROR_LENGTH else text[: ERROR_LENGTH - 1] + "…"
+        return [text, *[""] * (len(MEASURED) - 1)]
     # One number that is not finite is worse than any that is.
     bad = "not finite" if row["non_finite_count"] else ""
     return [
         bad or span(row["first_diff_least"], row["first_diff_largest"]),
         bad or number(row["diff_largest"]),
-        f"{row['identical_count']} of {row['prompts_count']}",
+        number(row["noise_floor_largest"]),
+        bad or multiple(row["noise_ratio_largest"]),
+        words(row["verdict"]),
+        identical(row),
         row["texts"],
     ]
 
@@ -110,6 +133,7 @@ def notes(rows: list[dict[str, Any]]) -> list[str]:
             "Differences are of logits, between export and reference, ranges over prompts;"
             f" the reference's first-token logits span {span(least, largest)}."
         )
+    lines += noise_notes(rows) + finding_notes(rows)
     lines += [patch_note(row) for row in rows if row["patch_outcome"] in PATCH_WORDS]
     lines += [
         f"Builder {r['builder']} is {r['source']}."
@@ -118,6 +142,43 @@ def notes(rows: list[dict[str, Any]]) -> list[str]:
     ]
     lines += [f"Made by the stand-in {r['stand_in']}: cell {r['cell']}." for r in rows if r["stand_in"]]
     return [f"- {line}" for line in [*dict.fromkeys(lines), *failures(rows)]]
+
+
+def noise_notes(rows: list[dict[str, Any]]) -> list[str]:
+    """What the multiples are of, what the verdicts stand for, and what was no noise."""
+    measured = [row for row in rows if row["noise_floor_largest"] is not None and row["thresholds"]]
+    if not measured:
+        return []
+    limits = measured[0]["thresholds"]
+    lines = [
+        "Noise floor: how far the reference moves by itself, at most; × noise: the largest difference in multiples of"
+        f" its own prompt's floor. Within noise is up to {limits['within']:g}, broken above {limits['broken']:g}."
+    ]
+    for row in measured:
+        lines += [f"Left out of {row['model']}'s noise floor: {why}." for why in row["noise_left_out"]]
+    return lines
+
+
+def finding_notes(rows: list[dict[str, Any]]) -> list[str]:
+    """Each warning once, with the cells that it is about."""
+    cells: dict[tuple, list[str]] = {}
+    for row in rows:
+        for finding in row["findings"]:
+            about = f"prompt {finding['prompt']}" if finding["prompt"] else ""
+            cells.setdefault((finding["kind"], finding["check"], finding["evidence"], about), []).append(
+                str(row["cell"])
+            )
+    lines = []
+    for (kind, check, evidence, about), found in list(cells.items())[:MOST_FINDINGS]:
+        title = "Prompt audit" if kind == "prompt" else "Warning"
+        lines.append(f"{title}, {', '.join(filter(None, [about, these(found)]))}: {check}: {evidence}.")
+    if len(cells) > MOST_FINDINGS:
+        lines.append(f"{len(cells) - MOST_FINDINGS} more findings: `python -m db show {rows[0]['cell']}`.")
+    return lines
+
+
+def these(cells: list[str]) -> str:
+    return f"cell{'s' * (len(cells) > 1)} {', '.join(cells[:8])}{' …' * (len(cells) > 8)}"
 
 
 def patch_note(row: dict[str, Any]) -> str:
@@ -134,8 +195,9 @@ def failures(rows: list[dict[str, Any]]) -> list[str]:
             kinds.setdefault((row["status"], row["error"], row["hint"]), []).append(str(row["cell"]))
     lines = []
     for (status, error, hint), cells in kinds.items():
-        which = f"Cell{'s' * (len(cells) > 1)} {', '.join(cells[:8])}{' …' * (len(cells) > 8)}"
         lines.append(
-            f"{which}: {status}: {error}" + (f" ({hint})" if hint else "") + f"; `python -m db show {cells[0]}`"
+            f"{these(cells).capitalize()}: {status}: {error}"
+            + (f" ({hint})" if hint else "")
+            + f"; `python -m db show {cells[0]}`"
         )
     return lines

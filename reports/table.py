@@ -1,8 +1,10 @@
-"""Numbers as the tables of reports show them."""
+"""Numbers and words as the tables of reports show them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 
 def number(value: float | None) -> str:
@@ -20,3 +22,22 @@ def span(least: float | None, largest: float | None) -> str:
     """A range over prompts."""
     low, high = number(least), number(largest)
     return low if low == high else f"{low} – {high}"
+
+
+def multiple(ratio: float | None) -> str:
+    """How many times the noise floor: 1.3, 465, 2.6e+06."""
+    if ratio is None:
+        return ""
+    if 10 <= ratio < 9999.5:
+        return f"{ratio:.0f}"
+    return number(ratio) if ratio < 10 else f"{ratio:.1e}" if math.isfinite(ratio) else f"{ratio:g}"
+
+
+def identical(row: Mapping[str, Any]) -> str:
+    """How many continuations are the same; a match on a reference that is itself nonsense is called that."""
+    nonsense = f" ({row['nonsense_count']} on nonsense)" if row.get("nonsense_count") else ""
+    return f"{row['identical_count']} of {row['prompts_count']}{nonsense}"
+
+
+def words(verdict: str | None) -> str:
+    return (verdict or "no noise floor").replace("_", " ")

@@ -204,8 +204,8 @@ def check(config: schema.Factors) -> None:
         if not 1 <= getattr(config, name) <= most:
             raise ConfigFailed(f"{name}: {getattr(config, name)} is not allowed", hint=f"allowed: 1 or more, to {most}")
     prompts = config.prompts.prompts
-    if not prompts:
-        raise ConfigFailed("prompts: the set has no prompts")
+    if not prompts and not (config.prompts.boundaries or "").strip():
+        raise ConfigFailed("prompts: the set has no prompts, and no text for boundaries")
     twice = [name for name, count in Counter(p.name for p in prompts).items() if count > 1]
     if twice:
         raise ConfigFailed(f"prompts: the name {twice[0]!r} stands twice", hint="each prompt needs a name of its own")

@@ -173,6 +173,7 @@ STAGE_FAILURES = {
     "checkpoint": CheckpointFailed,
     "prompts": PromptsFailed,
     "reference": ReferenceFailed,
+    "noise": ReferenceFailed,
     "export": ExportFailed,
     "candidate": RunFailed,
     "compare": RunFailed,

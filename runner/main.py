@@ -68,6 +68,14 @@ def settings_of(config: DictConfig) -> schema.Settings:
     assert isinstance(settings, schema.Settings)
     one_of("action", settings.action, schema.ACTIONS)
     one_of("rerun", settings.rerun, schema.RERUNS)
+    one_of("audit", settings.audit, schema.AUDITS)
+    for variant in settings.noise.variants:
+        one_of("noise.variants", variant, schema.NOISE_VARIANTS)
+    if not 0 < settings.verdict.within < settings.verdict.broken < math.inf:
+        raise ConfigFailed(
+            f"verdict: within={settings.verdict.within:g}, broken={settings.verdict.broken:g}",
+            hint="allowed: 0 < within < broken, multiples of the noise floor",
+        )
     for name in ("timeout", "stall"):
         if not 0 < getattr(settings.limits, name) < math.inf:
             raise ConfigFailed(f"limits.{name}: must be a number of seconds above 0")

@@ -19,9 +19,9 @@ from runner.failures import Failure
 from runner.store import Store
 
 # Raise a stage's number when its output changes for the same inputs.
-VERSIONS = {"checkpoint": 1, "prompts": 1, "reference": 1, "export": 1, "candidate": 1, "compare": 1}
+VERSIONS = {"checkpoint": 2, "prompts": 2, "reference": 2, "noise": 1, "export": 2, "candidate": 2, "compare": 2}
 # How results of the comparison are told apart: the number that rows carry.
-MEASUREMENT_VERSION = 1
+MEASUREMENT_VERSION = 2
 ROLES = ("builder", "runtime", "reference")
 
 
@@ -67,7 +67,7 @@ class Planner:
     """Plans cells; what many cells share (a resolution, an overlay) is worked out once."""
 
     store: Store
-    settings: schema.Env
+    settings: schema.Settings
     inspector: checkpoints.Inspector
     shared: dict[str, asyncio.Task] = field(default_factory=dict)
 
@@ -81,14 +81,14 @@ class Planner:
         return await asyncio.shield(self.shared[key])
 
     async def resolve(self, environment: schema.Environment) -> Resolution:
-        if self.settings.python:
-            return await self.once("python", lambda: environments.existing(self.store, self.settings))
+        if self.settings.env.python:
+            return await self.once("python", lambda: environments.existing(self.store, self.settings.env))
         wanted = releases.requirements(environment)
         constraints = releases.constraints(environment)
         key = hashing.of_value("resolution", wanted, str(constraints), environment.as_of)
         return await self.once(
             key,
-            lambda: environments.resolve(self.store, wanted, constraints, environment.as_of, self.settings.refresh),
+            lambda: environments.resolve(self.store, wanted, constraints, environment.as_of, self.settings.env.refresh),
         )
 
     async def source(self, builder: schema.Builder) -> sources.Source:
@@ -129,11 +129,11 @@ class Planner:
         except Failure as failure:
             failure.source = source  # its row says of what builder it is
             raise
-        stages = stages_of(config, backend, checkpoint, layers, resolutions, overlay)
+        stages = stages_of(config, backend, checkpoint, layers, resolutions, overlay, self.settings)
         return Plan(stages, checkpoint, resolutions, source, overlay, config.threads, stages["compare"].key)
 
 
-def stages_of(config, backend, checkpoint, layers, resolutions, overlay) -> dict[str, Stage]:
+def stages_of(config, backend, checkpoint, layers, resolutions, overlay, settings) -> dict[str, Stage]:
     """The stages of a cell by name, in the order in which each finds what it needs."""
     dtype = "stored" if checkpoint.same_dtype(config.dtype) else config.dtype
     identity = {"checkpoint": checkpoint.hash, "dtype": dtype, "layers": layers}
@@ -141,6 +141,9 @@ def stages_of(config, backend, checkpoint, layers, resolutions, overlay) -> dict
 
     def folder(paths: dict[str, Path]) -> str:
         return str(paths.get("checkpoint", checkpoint.path))
+
+    def ids(paths: dict[str, Path]) -> str:
+        return str(paths["prompts"] / "prompts.json")
 
     stages: dict[str, Stage] = {}
     if made:
@@ -152,6 +155,7 @@ def stages_of(config, backend, checkpoint, layers, resolutions, overlay) -> dict
     prompts = {
         "template": wanted.template,
         "prompts": [{"name": p.name, "text": p.text} for p in wanted.prompts],
+        "boundaries": wanted.boundaries,
     }
     # Token ids depend on the tokenizer's files only, so every dtype and layer count shares them.
     stages["prompts"] = Stage(
@@ -160,20 +164,26 @@ def stages_of(config, backend, checkpoint, layers, resolutions, overlay) -> dict
         "reference", (),
         lambda paths, meta: {"checkpoint": str(checkpoint.path), **prompts},
     )  # fmt: skip
-    settings = {
-        "compute_dtype": config.reference.compute_dtype,
-        "attention": config.reference.attention,
-        "max_new_tokens": config.max_new_tokens,
-    }
+    computed = {"compute_dtype": config.reference.compute_dtype, "attention": config.reference.attention}
+    length = {"max_new_tokens": config.max_new_tokens, "stop_at_end": wanted.stop_at_end}
     stages["reference"] = Stage(
         "reference",
-        {**identity, **settings, "prompts": stages["prompts"].key, "threads": config.threads,
+        {**identity, **computed, **length, "prompts": stages["prompts"].key, "threads": config.threads,
          "packages": resolutions["reference"].hash},
         "reference", (*made, "prompts"),
-        lambda paths, meta: {
-            "checkpoint": folder(paths), "prompts": str(paths["prompts"] / "prompts.json"), **settings
-        },
+        lambda paths, meta: {"checkpoint": folder(paths), "prompts": ids(paths), **computed, **length},
     )  # fmt: skip
+    noise = settings.noise.variants
+    if noise:
+        stages["noise"] = Stage(
+            "noise",
+            {"reference": stages["reference"].key, "variants": sorted(noise)},
+            "reference", (*made, "prompts", "reference"),
+            lambda paths, meta: {
+                "checkpoint": folder(paths), "prompts": ids(paths), "reference": str(paths["reference"]),
+                "threads": config.threads, "variants": list(noise), **computed,
+            },
+        )  # fmt: skip
     export = backend.export_settings(config)
     stages["export"] = Stage(
         "export",
@@ -185,23 +195,27 @@ def stages_of(config, backend, checkpoint, layers, resolutions, overlay) -> dict
     candidate = backend.candidate_settings(config)
     stages["candidate"] = Stage(
         "candidate",
-        {**candidate, "export": stages["export"].key, "prompts": stages["prompts"].key,
+        {**candidate, **length, "export": stages["export"].key, "reference": stages["reference"].key,
          "backend": config.backend.name, "packages": resolutions["runtime"].hash},
         "runtime", (*made, "prompts", "reference", "export"),
         lambda paths, meta: {
-            "export": str(paths["export"]), "checkpoint": folder(paths),
-            "prompts": str(paths["prompts"] / "prompts.json"),
-            "end_tokens": meta["reference"]["end_tokens"], **candidate,
+            "export": str(paths["export"]), "checkpoint": folder(paths), "prompts": ids(paths),
+            "reference": str(paths["reference"]), "end_tokens": meta["reference"]["end_tokens"],
+            **candidate, **length,
         },
     )  # fmt: skip
     expect = {p.name: p.expect for p in wanted.prompts}
+    thresholds = cells.plain(settings.verdict)
+    measured = ("noise",) if noise else ()
     stages["compare"] = Stage(
         "compare",
-        {"measurement": MEASUREMENT_VERSION, "expect": expect, "reference": stages["reference"].key,
-         "candidate": stages["candidate"].key},
-        "reference", ("reference", "candidate"),
+        {"measurement": MEASUREMENT_VERSION, "expect": expect, "thresholds": thresholds,
+         "noise": stages["noise"].key if noise else None, "candidate": stages["candidate"].key},
+        "reference", ("prompts", "reference", *measured, "candidate"),
         lambda paths, meta: {
-            "reference": str(paths["reference"]), "candidate": str(paths["candidate"]), "expect": expect
+            "reference": str(paths["reference"]), "candidate": str(paths["candidate"]), "expect": expect,
+            "noise": str(paths["noise"]) if noise else None, "suspect": meta["prompts"]["suspect"],
+            "thresholds": thresholds,
         },
     )  # fmt: skip
     return stages

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from db.record import NewResult, Provenance
 from runner import machine
 from runner.cells import Cell
+from runner.checkpoints import CONFIG_DTYPES as DTYPE_WORDS
 from runner.failures import Failure
 from runner.plan import MEASUREMENT_VERSION, Plan
 from runner.scrub import scrub
@@ -16,21 +18,90 @@ from runner.stages import StageRun
 STRONGEST_FIRST = ("failed", "applied", "present", "not_applicable")
 
 
-def success(plan: Plan, comparison: dict, runs: Sequence[StageRun], seconds: float) -> NewResult:
-    """A compared cell; `comparison` has "dtypes" too, {"reference", "candidate"}: what each side really loaded."""
+@dataclass(frozen=True)
+class Measured:
+    """What the stages of a compared cell wrote: their JSON files, and what each returned about its artifact."""
+
+    comparison: dict
+    prompts: dict
+    noise: dict | None
+    metas: dict[str, dict]
+
+
+def success(plan: Plan, measured: Measured, runs: Sequence[StageRun], seconds: float) -> NewResult:
+    """A compared cell."""
+    reference, export, candidate = (measured.metas.get(name, {}) for name in ("reference", "export", "candidate"))
+    cast = plan.stages["checkpoint"].inputs["dtype"] if "checkpoint" in plan.stages else "stored"
+    files = dtypes_of(plan) if cast == "stored" else cast
+    overridden = {"reference": reference.get("overridden"), "candidate": candidate.get("overridden")}
     values = {
         "status": "ok",
         "final": True,
-        "measurement_version": comparison["measurement"],
-        "reference_dtype": comparison["dtypes"]["reference"],
-        "candidate_dtype": comparison["dtypes"]["candidate"],
+        "measurement_version": measured.comparison["measurement"],
+        "thresholds": measured.comparison["thresholds"],
+        "files_dtype": files,
+        "reference_dtype": reference.get("loaded_dtype"),
+        "candidate_dtype": export.get("loaded_dtype"),
+        "layer_count": reference.get("layers"),
+        "overridden": {side: found for side, found in overridden.items() if found},
         "peak_memory_bytes": peak_memory(runs),
     }
-    return new_result(values, plan, runs, seconds, comparison["prompts"])
+    inputs, noise = input_rows(plan, measured.prompts), noise_rows(plan, measured.noise)
+    values["noise_key"] = noise[0]["noise_key"] if noise else None
+    result = new_result(values, plan, runs, seconds, measured.comparison["prompts"])
+    return replace(result, findings=findings(measured, values), inputs=inputs, noise=noise)
 
 
-def failure(failed: Failure, plan: Plan | None, runs: Sequence[StageRun], seconds: float) -> NewResult:
-    """A failed cell; `plan` is None where it failed before it had one."""
+def findings(measured: Measured, values: dict) -> list[dict]:
+    """The prompt audit's, and warnings about what was cast, loaded and cut."""
+    audit = [*measured.prompts["findings"], *measured.metas.get("candidate", {}).get("findings", [])]
+    found = [{"kind": "prompt", **finding} for finding in audit]
+    warnings = list(measured.metas.get("checkpoint", {}).get("findings", []))
+    for side, column in (("reference", "reference_dtype"), ("builder", "candidate_dtype")):
+        files, loaded = values["files_dtype"], values[column]
+        if loaded and files != DTYPE_WORDS.get(loaded, loaded):
+            evidence = f"the {side} loaded {DTYPE_WORDS.get(loaded, loaded)}, the files hold {files}"
+            warnings.append({"prompt": None, "check": "loaded_dtype", "evidence": evidence})
+    sides = {side: measured.metas.get(side, {}).get("sliding_layers") for side in ("reference", "export")}
+    if None not in sides.values() and sides["reference"] != sides["export"]:
+        evidence = f"sliding-window layers: {sides['reference']} in the reference, {sides['export']} in the export"
+        warnings.append({"prompt": None, "check": "layer_types", "evidence": evidence})
+    return found + [{"kind": "warning", **warning} for warning in warnings]
+
+
+def input_rows(plan: Plan, prompts: dict) -> list[dict]:
+    """What each prompt was to both sides."""
+    shared = {
+        "prompts_key": plan.stages["prompts"].key,
+        "template_source": prompts["template_source"],
+        "template_hash": prompts["template_hash"],
+    }
+    return [
+        {**shared, "position": n, "prompt": p["name"], "text": p["text"], "ids": p["ids"]}
+        for n, p in enumerate(prompts["prompts"])
+    ]
+
+
+def noise_rows(plan: Plan, noise: dict | None) -> list[dict]:
+    """How far each variant moved at each prompt, and why others were left out."""
+    if noise is None:
+        return []
+    empty = dict.fromkeys(("prompt", "versus", "first", "largest", "left_out"))
+    empty["noise_key"] = plan.stages["noise"].key
+    rows = [
+        {**empty, "variant": variant, "position": n, "prompt": prompt["prompt"], "versus": noise["versus"][variant],
+         "first": steps[0], "largest": None if None in steps else max(steps)}
+        for n, prompt in enumerate(noise["prompts"])
+        for variant, steps in prompt["variants"].items()
+    ]  # fmt: skip
+    why = [{**empty, "variant": v, "position": -1, "left_out": scrub(why)} for v, why in noise["left_out"].items()]
+    return rows + why
+
+
+def failure(
+    failed: Failure, plan: Plan | None, runs: Sequence[StageRun], seconds: float, audit: Sequence[dict] = ()
+) -> NewResult:
+    """A failed cell; `plan` is None where it failed before it had one. audit: what was odd about its prompts."""
     evidence = failed.evidence
     values = {
         "status": failed.status,
@@ -46,7 +117,8 @@ def failure(failed: Failure, plan: Plan | None, runs: Sequence[StageRun], second
         "stderr_tail": scrub(evidence.stderr_tail or "") or None,
         "peak_memory_bytes": evidence.peak_memory_bytes or peak_memory(runs),
     }
-    return new_result(values, plan, runs, seconds)
+    result = new_result(values, plan, runs, seconds)
+    return replace(result, findings=[{"kind": "prompt", **finding} for finding in audit])
 
 
 def new_result(
@@ -57,7 +129,7 @@ def new_result(
         values |= {
             "hash": plan.result_hash,
             "checkpoint_hash": plan.checkpoint.hash,
-            "checkpoint_dtype": ",".join(sorted(plan.checkpoint.dtypes)),
+            "checkpoint_dtype": dtypes_of(plan),
             "prompts_key": plan.stages["prompts"].key,
             "overlay_tree": plan.overlay.tree,
         }
@@ -87,6 +159,11 @@ def provenance(cell: Cell, plan: Plan | None, failed: Failure | None = None) -> 
     if source:
         values |= {"source": scrub(source.said), "source_commit": source.commit, "source_dirty": source.dirty}
     return Provenance(values, [{key: o[key] for key in ("change", "status", "detail")} for o in outcomes])
+
+
+def dtypes_of(plan: Plan) -> str:
+    """What the checkpoint's own files hold."""
+    return ",".join(sorted(plan.checkpoint.dtypes))
 
 
 def peak_memory(runs: Sequence[StageRun]) -> int | None:

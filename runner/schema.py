@@ -19,6 +19,8 @@ ACTIONS = ("run",)
 RERUNS = ("none", "failed", "all")
 PRECISIONS = ("fp32", "fp16", "bf16", "int4", "int8")
 TEMPLATES = ("chat", "none")
+AUDITS = ("warn", "strict")
+NOISE_VARIANTS = ("dtype", "attention", "threads", "passes")
 
 
 @dataclass
@@ -194,10 +196,18 @@ class Prompt:
 
 @dataclass
 class Prompts:
-    """A prompt set; template "chat" applies the checkpoint's chat template, "none" does not."""
+    """A prompt set.
+
+    template: "chat" applies the checkpoint's chat template, "none" does not.
+    boundaries: a text that fills prompts of the model's boundary lengths
+        (sliding window, longrope), which come after `prompts`.
+    stop_at_end: false to go on past the end token, up to max_new_tokens.
+    """
 
     template: str = "chat"
     prompts: List[Prompt] = MISSING
+    boundaries: Optional[str] = None
+    stop_at_end: bool = True
 
 
 @dataclass
@@ -238,6 +248,21 @@ class Limits:
 
 
 @dataclass
+class Noise:
+    """What of the reference is varied to measure its noise: some of `NOISE_VARIANTS`; none for no noise floor."""
+
+    variants: List[str] = field(default_factory=list)
+
+
+@dataclass
+class Verdict:
+    """Multiples of the noise floor: up to `within` is noise, above `broken` is broken, between them is elevated."""
+
+    within: float = MISSING
+    broken: float = MISSING
+
+
+@dataclass
 class Factors:
     """What a cell is: one value for each factor."""
 
@@ -268,6 +293,9 @@ class Settings:
     db: Database = field(default_factory=Database)
     env: Env = field(default_factory=Env)
     limits: Limits = field(default_factory=Limits)
+    audit: str = MISSING
+    noise: Noise = field(default_factory=Noise)
+    verdict: Verdict = field(default_factory=Verdict)
 
 
 @dataclass

@@ -27,11 +27,22 @@ from db import record
 from runner import paths, recording, schema
 from runner.cells import FACTORS, Cell
 from runner.checkpoints import Inspector
-from runner.failures import ConfigFailed, Evidence, Failure, Fault, Preempted, Skipped, StoreFailed
+from runner.failures import (
+    ConfigFailed,
+    Evidence,
+    Failure,
+    Fault,
+    Preempted,
+    PromptsFailed,
+    RunFailed,
+    Skipped,
+    StoreFailed,
+)
 from runner.plan import Plan, Planner
 from runner.progress import SweepProgress
+from runner.recording import Measured
 from runner.stages import StageRun, Stages
-from runner.store import Store
+from runner.store import Artifact, Store
 from runner.workers import Workers
 
 T = TypeVar("T")
@@ -135,7 +146,7 @@ class SweepJob:
             loop.add_signal_handler(signal.SIGTERM, self.preempt, task)
         settings = self.settings
         self.store.sweep_tmp()
-        self.planner = Planner(self.store, settings.env, Inspector(self.store.root))
+        self.planner = Planner(self.store, settings, Inspector(self.store.root))
         jobs = settings.jobs or max(1, (os.cpu_count() or 1) // most_threads(self.cells))
         workers = Workers(jobs, settings.limits, self.store.root / "logs", self.environments / "bytecode")
         self.stages = Stages(self.store, self.environments, workers, self.progress.stage, fresh=settings.rerun == "all")
@@ -181,6 +192,8 @@ class SweepJob:
         found = record.find_result(self.engine, plan.result_hash)
         if found is None or (self.settings.rerun == "failed" and found.status != "ok"):
             return None
+        if self.settings.audit == "strict" and record.audit_findings(self.engine, found.id):
+            return None  # its prompts are there to fail it
         return Ending(found.id, found.status, found.error_line or "", found.hint or "")
 
     async def run_cell(self, item: tuple[int, Cell, Plan]) -> None:
@@ -192,34 +205,42 @@ class SweepJob:
         future = self.endings[plan.result_hash] = asyncio.get_running_loop().create_future()
         started = time.monotonic()
         costs: dict[str, StageRun] = {}
-        comparison = await outcome_of(self.compared(cell, plan, costs))
+        measured = await outcome_of(self.compared(cell, plan, costs))
         runs = [costs[name] for name in plan.stages if name in costs]
         seconds = time.monotonic() - started
-        if isinstance(comparison, Failure):
-            ending = self.fail(cell_id, cell, comparison, plan, runs, seconds)
+        if isinstance(measured, Failure):
+            ending = self.fail(cell_id, cell, measured, plan, runs, seconds)
         else:
-            ending = self.succeed(cell_id, cell, plan, comparison, runs, seconds)
+            ending = self.succeed(cell_id, cell, plan, measured, runs, seconds)
         future.set_result(ending)
 
-    async def compared(self, cell: Cell, plan: Plan, costs: dict[str, StageRun]) -> dict:
-        """The cell's comparison, with the dtypes that each side loaded. Errors: `Failure`."""
-        artifact = await self.stages.run(cell.name(), plan, costs)
-        comparison = json.loads((artifact.path / "comparison.json").read_text(encoding="utf-8"))
-        made_by = {"reference": "reference", "candidate": "export"}
-        return comparison | {"dtypes": {side: self.loaded_dtype(plan, stage) for side, stage in made_by.items()}}
+    async def compared(self, cell: Cell, plan: Plan, costs: dict[str, StageRun]) -> Measured:
+        """What the cell's stages wrote. Errors: `Failure`."""
+        if self.settings.audit == "strict":
+            refuse_findings(await self.stages.produce(cell.name(), plan, "prompts", costs))
+        compared = await self.stages.run(cell.name(), plan, costs)
+        made = {name: self.store.find(name, stage.key) for name, stage in plan.stages.items()}
+        metas = {name: artifact.meta for name, artifact in made.items() if artifact}
+        refuse_disagreement(metas)
+        if self.settings.audit == "strict":
+            refuse_findings(made["candidate"])
+        return Measured(
+            comparison=read_json(compared, "comparison.json"),
+            prompts=read_json(made["prompts"], "prompts.json"),
+            noise=read_json(made["noise"], "noise.json") if made.get("noise") else None,
+            metas=metas,
+        )
 
-    def loaded_dtype(self, plan: Plan, stage: str) -> str | None:
-        artifact = self.store.find(stage, plan.stages[stage].key)
-        return artifact.meta.get("loaded_dtype") if artifact else None
-
-    def succeed(self, cell_id: int, cell: Cell, plan: Plan, comparison: dict, runs, seconds: float) -> Ending:
-        new = recording.success(plan, comparison, runs, seconds)
+    def succeed(self, cell_id: int, cell: Cell, plan: Plan, measured: Measured, runs, seconds: float) -> Ending:
+        new = recording.success(plan, measured, runs, seconds)
         made_of = recording.provenance(cell, plan)
         ending = Ending(record.record_result(self.engine, cell_id, new, made_of), "ok")
         return self.done(cell_id, cell, ending, found=False)
 
     def fail(self, cell_id: int, cell: Cell, failure: Failure, plan: Plan | None, runs, seconds: float) -> Ending:
-        new = recording.failure(failure, plan, runs, seconds)
+        prompts = self.store.find("prompts", plan.stages["prompts"].key) if plan else None
+        audit = prompts.meta.get("findings", ()) if prompts else ()
+        new = recording.failure(failure, plan, runs, seconds, audit)
         made_of = recording.provenance(cell, plan, failure)
         result = record.record_result(self.engine, cell_id, new, made_of)
         fault = isinstance(failure, Fault)
@@ -244,6 +265,33 @@ class SweepJob:
 
     def in_order(self) -> list[Row]:
         return [self.rows[cell_id] for cell_id, _ in self.cells if cell_id in self.rows]
+
+
+def refuse_findings(artifact: Artifact | None) -> None:
+    """Under ``audit=strict`` what is odd about a prompt is a failure. Errors: `PromptsFailed`."""
+    found = artifact.meta.get("findings") if artifact else None
+    if found:
+        said = [f"{f['prompt']}: {f['check']}: {f['evidence']}" for f in found]
+        more = f" (and {len(said) - 3} more)" if len(said) > 3 else ""
+        raise PromptsFailed(
+            "; ".join(said[:3]) + more, error_type="PromptAudit", hint="mend the prompts, or run with audit=warn"
+        )
+
+
+def refuse_disagreement(metas: dict[str, dict]) -> None:
+    """Two sides that do not have the same number of layers are two models. Errors: `RunFailed`."""
+    counts = {side: metas[side].get("layers") for side in ("reference", "export")}
+    if None not in counts.values() and len(set(counts.values())) > 1:
+        raise RunFailed(
+            f"the reference has {counts['reference']} layers and the export {counts['export']}",
+            error_type="LayersDisagree",
+            hint="the builder did not export every layer of the checkpoint, or of what layers= left of it",
+        )
+
+
+def read_json(artifact: Artifact | None, name: str) -> dict:
+    assert artifact
+    return json.loads((artifact.path / name).read_text(encoding="utf-8"))
 
 
 async def outcome_of(work: Awaitable[T]) -> T | Failure:

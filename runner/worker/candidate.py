@@ -5,34 +5,42 @@ from __future__ import annotations
 import json
 import os
 
+import continuation
+import neutral
 import numpy as np
 import onnxruntime_genai as og
-from continuation import save
+from audit import runtime_ids
 from task import StageError
 from transformers import AutoTokenizer
 
 
 def run(arguments: dict, out: str) -> dict:
-    """Continue each prompt greedily and save the continuations to `out`.
+    """Continue each prompt greedily, then force the reference's tokens, and save both to `out`.
 
     arguments: export (folder), checkpoint (folder, for the tokenizer), prompts
-    (path of prompts.json), end_tokens (list of int), max_new_tokens, threads.
-    Both sides stop at the same end tokens.
+    (path of prompts.json), reference (folder), end_tokens (list of int),
+    max_new_tokens, stop_at_end, threads. Both sides stop at the same tokens.
     """
     try:
         model = og.Model(configured(arguments["export"], arguments["threads"]))
     except Exception as error:
         raise StageError(str(error), kind="LoadFailed") from error
     with open(os.path.join(arguments["export"], "genai_config.json"), encoding="utf-8") as file:
-        config = json.load(file)["model"]
+        config = json.load(file)
     tokenizer = AutoTokenizer.from_pretrained(arguments["checkpoint"])
     ends = set(arguments["end_tokens"])
     with open(arguments["prompts"], encoding="utf-8") as file:
-        prompts = json.load(file)
-    for index, prompt in enumerate(prompts):
-        tokens, logits = greedy(model, config, prompt["ids"], ends, arguments["max_new_tokens"])
-        save(out, index, prompt["name"], tokens, logits, tokenizer, ends)
-    return {}
+        prompts = json.load(file)["prompts"]
+    references = continuation.load(arguments["reference"])
+    for index, (prompt, reference) in enumerate(zip(prompts, references, strict=True)):
+        stops = ends if arguments["stop_at_end"] else set()
+        tokens, logits = greedy(model, config["model"], prompt["ids"], stops, arguments["max_new_tokens"])
+        fed = forced(model, config["model"], prompt["ids"], reference["tokens"])
+        continuation.save(out, index, prompt["name"], tokens, logits, tokenizer, ends, fed)
+    return {
+        "overridden": neutral.overridden(config.get("search") or {}),
+        "findings": runtime_ids(encoder(model), prompts),
+    }
 
 
 def configured(export: str, threads: int) -> str:
@@ -52,14 +60,29 @@ def configured(export: str, threads: int) -> str:
     return folder
 
 
+def encoder(model):
+    """The runtime's own tokenizer as a function: text in, list of ids out; None where it cannot be made."""
+    try:
+        tokenizer = og.Tokenizer(model)
+    except Exception:  # a kind of tokenizer that the runtime does not know: its numbers stand without it
+        return None
+    return lambda text: [int(i) for i in tokenizer.encode(text)]
+
+
+def start(model, config: dict, length: int):
+    """A generator for `length` tokens in all, its search options set to what changes nothing."""
+    params = og.GeneratorParams(model)
+    options = {name: neutral.NEUTRAL[name] for name in neutral.SEARCH}
+    params.set_search_options(max_length=capacity(config, length), batch_size=1, **options)
+    return og.Generator(model, params)
+
+
 def greedy(model, config: dict, ids: list[int], ends: set[int], limit: int) -> tuple[list[int], np.ndarray]:
     """Greedy continuation of `ids`: tokens (the end token included), logits [steps, vocab] fp32.
 
     Tokens are chosen here and appended, so no search option takes part.
     """
-    params = og.GeneratorParams(model)
-    params.set_search_options(max_length=capacity(config, len(ids) + limit), batch_size=1)
-    generator = og.Generator(model, params)
+    generator = start(model, config, len(ids) + limit)
     generator.append_tokens(np.array([ids], dtype=np.int32))
     tokens, rows = [], []
     while True:
@@ -70,6 +93,23 @@ def greedy(model, config: dict, ids: list[int], ends: set[int], limit: int) -> t
         if token in ends or len(tokens) == limit:
             return tokens, np.stack(rows)
         generator.append_tokens(np.array([[token]], dtype=np.int32))
+
+
+def forced(model, config: dict, ids: list[int], tokens: list[int]) -> np.ndarray:
+    """Logits [len(tokens), vocab] fp32 of one pass over the prompt `ids` and the reference's continuation.
+
+    Appended in one go: after `rewind_to` the runtime's logits cannot be relied on.
+    """
+    generator = start(model, config, len(ids) + len(tokens))
+    generator.append_tokens(np.array([[*ids, *tokens[:-1]]], dtype=np.int32))
+    every = np.asarray(generator.get_output("logits"))  # [1, prompt and continuation, vocab]
+    if every.shape[1] < len(tokens):
+        raise StageError(
+            f"the export gives {every.shape[1]} positions' logits of a pass over {len(ids) + len(tokens) - 1}",
+            kind="PrunedLogits",
+            hint="export without prune_lm_head: every position's logits are needed",
+        )
+    return np.array(every[0, -len(tokens) :], dtype=np.float32)
 
 
 def capacity(config: dict, needed: int) -> int:

@@ -1,7 +1,7 @@
 """Stage compare: a reference's continuations against a candidate's, prompt by prompt.
 
-One prompt's logits of each side are mapped at a time. Results of different
-`MEASUREMENT_VERSION`s are never put in one table.
+One step's logits are read at a time, and one file of each side is mapped.
+Results of different `MEASUREMENT_VERSION`s are never put in one table.
 """
 
 from __future__ import annotations
@@ -10,66 +10,148 @@ import json
 import os
 
 import continuation
-from metrics import kind, matched_tokens, max_abs_diff
+import numpy as np
+from metrics import BANDS, STEP_METRICS, kind, matched_tokens, over_steps, top_gap
 from sensible import outcome, sensible
 
-MEASUREMENT_VERSION = 1
+MEASUREMENT_VERSION = 2
+# Prefixes of the names of numbers.
+FREE, FORCED = "", "forced_"
+RTOL = {f"band_{k or 'all'}": rtol for k, (_, rtol) in BANDS.items()}
 
 
 def run(arguments: dict, out: str) -> dict:
     """Compare and write ``comparison.json`` to `out`.
 
-    arguments: reference, candidate (folders), expect ({prompt name: text or None}).
+    arguments: reference, candidate, noise (folders; noise may be None), expect
+    ({prompt name: text or None}), suspect (names of prompts that the audit
+    found to be other than meant), thresholds ({"within", "broken"}: multiples
+    of the noise floor).
     """
+    noise = noise_floors(arguments["noise"])
     pairs = zip(
         continuation.load(arguments["reference"]),
         continuation.load(arguments["candidate"]),
         strict=True,
     )
     prompts = [
-        compare_prompt(arguments, reference, candidate, arguments["expect"].get(reference["name"]))
-        for reference, candidate in pairs
+        compare_prompt(arguments, reference, candidate, noise.get(reference["name"])) for reference, candidate in pairs
     ]
+    content = {"measurement": MEASUREMENT_VERSION, "thresholds": arguments["thresholds"], "prompts": prompts}
     with open(os.path.join(out, "comparison.json"), "w", encoding="utf-8") as file:
-        json.dump({"measurement": MEASUREMENT_VERSION, "prompts": prompts}, file, indent=1)
+        json.dump(content, file)
     return {}
 
 
-def compare_prompt(arguments: dict, reference: dict, candidate: dict, expect: str | None) -> dict:
-    """One prompt's numbers.
+def noise_floors(folder: str | None) -> dict[str, float]:
+    """Each prompt's noise floor, where one was measured."""
+    if folder is None:
+        return {}
+    with open(os.path.join(folder, "noise.json"), encoding="utf-8") as file:
+        prompts = json.load(file)["prompts"]
+    return {prompt["prompt"]: prompt["floor"] for prompt in prompts if prompt["floor"] is not None}
 
-    The step at which the continuations part still has the same context on both
-    sides, so its logits are compared; what follows is not.
+
+def compare_prompt(arguments: dict, reference: dict, candidate: dict, floor: float | None) -> dict:
+    """One prompt's numbers, free-running and teacher-forced.
+
+    Free-running, the step at which the continuations part still has the same
+    context on both sides, so its logits are compared; what follows is not.
+    Forced, every step is.
     """
-    ours = continuation.logits(arguments["reference"], reference)
-    theirs = continuation.logits(arguments["candidate"], candidate)
     matched = matched_tokens(reference["tokens"], candidate["tokens"])
-    steps = min(matched + 1, len(ours), len(theirs))
-    diffs = [max_abs_diff(ours[step], theirs[step]) for step in range(steps)]
-    words = outcome(reference, expect), outcome(candidate, expect)
-    # Python's max is order-dependent with NaN, and one NaN is the worst there is.
-    worst = next((diff for diff in diffs if diff != diff), max(diffs))
+    length = min(matched + 1, len(reference["tokens"]), len(candidate["tokens"]))
+    free, rows = steps(arguments, reference, candidate["logits"], candidate, length)
+    forced, _ = steps(arguments, reference, candidate["forced_logits"], candidate, len(reference["tokens"]))
+    identical = reference["tokens"] == candidate["tokens"]
+    diffs = [free["logits_max_abs_diff"], forced["logits_max_abs_diff"]]
+    whole = over_steps(free) | {FORCED + name: value for name, value in over_steps(forced).items()}
+    whole["first_logits_max_abs_diff"] = free["logits_max_abs_diff"][0]
+    ratios = [ratio(whole[mode + "logits_max_abs_diff"], floor) for mode in (FREE, FORCED)]
+    gap = None if identical else rows["gap"]
+    suspect = reference["name"] in arguments["suspect"]
+    words = [outcome(side, arguments["expect"].get(reference["name"])) for side in (reference, candidate)]
     return {
         "prompt": reference["name"],
-        "metrics": {
-            "first_logits_max_abs_diff": number(diffs[0]),
-            "logits_max_abs_diff": number(worst),
+        "metrics": {name: number(value) for name, value in whole.items()},
+        "steps": {
+            mode + name: [number(value) for value in values]
+            for mode, numbers in ((FREE, free), (FORCED, forced))
+            for name, values in numbers.items()
         },
-        "steps": {"logits_max_abs_diff": [number(diff) for diff in diffs]},
-        "reference_range": number(float(ours[0].max()) - float(ours[0].min())),
-        "vocab": [int(ours.shape[1]), int(theirs.shape[1])],
+        "noise_floor": number(floor),
+        "noise_ratio": number(ratios[0]),
+        "forced_noise_ratio": number(ratios[1]),
+        "verdict": verdict(diffs[0] + diffs[1], ratios, identical, gap, floor, arguments["thresholds"]),
+        "parting": None if identical else parting(reference, candidate, matched, gap),
+        "within_bands": all(whole[mode + name] <= rtol for mode in (FREE, FORCED) for name, rtol in RTOL.items()),
+        "reference_range": number(rows["range"]),
+        "vocab": rows["vocab"],
         "matched_tokens": matched,
         "compared_tokens": max(len(reference["tokens"]), len(candidate["tokens"])),
-        "tokens_identical": reference["tokens"] == candidate["tokens"],
-        "sensible": sensible(words[0]),
-        "candidate_sensible": sensible(words[1]),
+        "tokens_identical": identical,
+        "sensible": sensible(words[0], suspect),
+        "candidate_sensible": sensible(words[1], suspect),
+        "reference_outcome": words[0],
         "outcome": words[1],
         "reference_text": reference["text"],
         "candidate_text": candidate["text"],
     }
 
 
-def number(value: float) -> dict:
-    """A number as JSON can hold it: value None, and the kind, where it is not finite."""
+def steps(arguments: dict, reference: dict, file: str, candidate: dict, count: int) -> tuple[dict, dict]:
+    """The metrics of `count` steps ({name: [value a step]}), and what is asked of the reference's own rows."""
+    ours = continuation.logits(arguments["reference"], reference["logits"])
+    theirs = continuation.logits(arguments["candidate"], file)
+    numbers = {name: [formula(ours[n], theirs[n]) for n in range(count)] for name, formula in STEP_METRICS.items()}
+    first = np.asarray(ours[0])
+    finite = first[np.isfinite(first)]
+    about = {
+        "gap": top_gap(np.asarray(ours[count - 1])),
+        "range": float(finite.max()) - float(finite.min()) if len(finite) else float("nan"),
+        "vocab": [int(ours.shape[1]), int(theirs.shape[1])],
+    }
+    return numbers, about
+
+
+def ratio(diff: float, floor: float | None) -> float | None:
+    """How many times the noise floor a difference is; None where no floor was measured."""
+    if floor is None:
+        return None
+    if diff == 0:
+        return 0.0
+    return diff / floor if floor else float("inf") if diff == diff else diff
+
+
+def verdict(diffs, ratios, identical: bool, gap: float | None, floor: float | None, thresholds: dict) -> str | None:
+    """A prompt's verdict, by the larger of its free-running and its forced multiple of the noise.
+
+    "near_tie": all within the noise, and yet the continuations part, where the
+    reference's two best tokens are nearer to each other than a difference
+    within the noise can move them. None where no floor was measured.
+    """
+    if not np.isfinite(diffs).all():
+        return "non_finite"
+    if floor is None:
+        return None
+    largest = max(ratios)
+    if largest > thresholds["broken"]:
+        return "broken"
+    if largest > thresholds["within"]:
+        return "elevated"
+    if identical:
+        return "within_noise"
+    return "near_tie" if gap is not None and gap <= 2 * thresholds["within"] * floor else "elevated"
+
+
+def parting(reference: dict, candidate: dict, step: int, gap: float) -> dict:
+    """Where the continuations part, by how little the reference chose, and what each side thought likeliest."""
+    sides = {"reference": reference, "candidate": candidate}
+    top = {side: entry["top"][step] if step < len(entry["top"]) else [] for side, entry in sides.items()}
+    return {"step": step, "gap": number(gap), "top": top}
+
+
+def number(value: float | None) -> dict:
+    """A number as JSON can hold it: value None, and the kind, where it is not finite; None as None."""
     word = kind(value)
     return {"value": value if word == "finite" else None, "kind": word}

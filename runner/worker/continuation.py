@@ -1,4 +1,4 @@
-"""How a continuation lies on disk: ``continuations.json`` beside one logits file a prompt."""
+"""How a continuation lies on disk: ``continuations.json`` beside the logits files of each prompt."""
 
 from __future__ import annotations
 
@@ -6,29 +6,44 @@ import json
 import os
 
 import numpy as np
+from metrics import top
 
 INDEX = "continuations.json"
+TOP = 5
 
 
-def save(out: str, index: int, name: str, tokens, logits: np.ndarray, tokenizer, ends) -> None:
+def save(out: str, index: int, name: str, tokens, logits: np.ndarray, tokenizer, ends, forced=None) -> None:
     """Add one prompt's continuation: tokens, text, and logits [steps, vocab] as float32.
 
-    `raw_text` keeps special tokens, save a final end token: what a reader of
-    markers needs; `text` is what a user would see.
+    forced: logits [reference's steps, vocab] when fed the reference's tokens;
+    the reference, which feeds itself, has none. `text` is what a user would
+    see, up to the first end token; `raw_text` keeps its special tokens, what a
+    reader of markers needs. `top` has each step's likeliest tokens:
+    [id, as the tokenizer writes it, logit].
     """
-    np.save(os.path.join(out, f"{index}.npy"), np.ascontiguousarray(logits, dtype=np.float32))
-    body = tokens[:-1] if tokens and tokens[-1] in ends else tokens
-    entry = {
-        "name": name,
-        "tokens": [int(token) for token in tokens],
-        "ended": len(body) < len(tokens),
-        "text": tokenizer.decode(tokens, skip_special_tokens=True),
+    entry = {"name": name, "tokens": [int(token) for token in tokens], "logits": f"{index}.npy"}
+    np.save(os.path.join(out, entry["logits"]), np.ascontiguousarray(logits, dtype=np.float32))
+    if forced is not None:
+        entry["forced_logits"] = f"{index}.forced.npy"
+        np.save(os.path.join(out, entry["forced_logits"]), np.ascontiguousarray(forced, dtype=np.float32))
+    end = next((n for n, token in enumerate(tokens) if token in ends), None)
+    body = entry["tokens"][:end]
+    entry |= {
+        "ended": end is not None,
+        "text": tokenizer.decode(body, skip_special_tokens=True),
         "raw_text": tokenizer.decode(body, skip_special_tokens=False),
-        "logits": f"{index}.npy",
+        "top": [likeliest(row, tokenizer) for row in logits],
     }
     entries = load(out) if index else []
     with open(os.path.join(out, INDEX), "w", encoding="utf-8") as file:
-        json.dump([*entries, entry], file, ensure_ascii=False, indent=1)
+        json.dump([*entries, entry], file, ensure_ascii=False)
+
+
+def likeliest(row: np.ndarray, tokenizer) -> list[list]:
+    """The TOP largest logits of a row [vocab]: [id, token, logit]; a logit that is no number is None."""
+    ids = [int(i) for i in top(np.nan_to_num(row, nan=-np.inf, posinf=np.inf, neginf=-np.inf), TOP)]
+    logits = [float(row[i]) if np.isfinite(row[i]) else None for i in ids]
+    return [list(entry) for entry in zip(ids, tokenizer.convert_ids_to_tokens(ids), logits, strict=True)]
 
 
 def load(folder: str) -> list[dict]:
@@ -36,6 +51,6 @@ def load(folder: str) -> list[dict]:
         return json.load(file)
 
 
-def logits(folder: str, entry: dict) -> np.ndarray:
-    """The entry's logits [steps, vocab] float32, mapped from disk, not read."""
-    return np.load(os.path.join(folder, entry["logits"]), mmap_mode="r")
+def logits(folder: str, name: str) -> np.ndarray:
+    """A logits file of an entry [steps, vocab] float32, mapped from disk, not read."""
+    return np.load(os.path.join(folder, name), mmap_mode="r")

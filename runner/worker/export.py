@@ -7,6 +7,7 @@ the function behind it does not.
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import sys
 
@@ -40,7 +41,27 @@ def run(arguments: dict, out: str) -> dict:
         if not os.path.exists(os.path.join(out, needed)):
             raise StageError(f"the builder ended well but wrote no {needed}", kind="MissingOutput")
     size = sum(os.path.getsize(os.path.join(out, name)) for name in os.listdir(out))
-    return {"bytes": size, "loaded_dtype": loaded_dtype()}
+    return {"bytes": size, "loaded_dtype": loaded_dtype(), **layers_of(os.path.join(out, "model.onnx"))}
+
+
+def layers_of(path: str) -> dict:
+    """How many attention layers an ONNX model has, and which look at a sliding window only.
+
+    None where its attention is of a kind that does not say.
+    """
+    import onnx_ir
+
+    layers = {}
+    for node in onnx_ir.load(path).graph:
+        match = re.search(r"layers\.(\d+)/", node.name or "")
+        if node.op_type in ("GroupQueryAttention", "MultiHeadAttention", "Attention") and match:
+            window = node.attributes.get("local_window_size")
+            layers[int(match.group(1))] = window.value if window is not None else None
+    if not layers:
+        return {"layers": None, "sliding_layers": None}
+    said = any(window is not None for window in layers.values())
+    sliding = sorted(layer for layer, window in layers.items() if window is not None and window > 0)
+    return {"layers": len(layers), "sliding_layers": sliding if said else None}
 
 
 def loaded_dtype() -> str | None:

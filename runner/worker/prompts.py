@@ -1,42 +1,84 @@
-"""Stage prompts: token ids, made once and given to both sides."""
+"""Stage prompts: token ids, made once and given to both sides, and what is odd about them."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 
+import audit
+import boundaries
 from task import StageError
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 
 def run(arguments: dict, out: str) -> dict:
     """Tokenise the prompts with the checkpoint's tokenizer.
 
     arguments: checkpoint (folder), template ("chat" or "none"), prompts (list of
-    {"name", "text"}). Writes ``prompts.json``: a list of {"name", "text" (after
-    the template), "ids" (list of int)}.
+    {"name", "text"}), boundaries (a text to fill the model's boundary lengths
+    with, or None). Writes ``prompts.json``: {"prompts": [{"name", "user_text",
+    "text" (after the template), "ids"}], "template_source", "template_hash",
+    "findings" (see `audit`)}.
     """
-    tokenizer = AutoTokenizer.from_pretrained(arguments["checkpoint"])
-    if arguments["template"] == "chat" and not tokenizer.chat_template:
-        raise StageError(
-            f"no chat template in {arguments['checkpoint']}: neither tokenizer_config.json"
-            " nor chat_template.jinja has one",
-            kind="MissingChatTemplate",
-            hint="put the model's chat_template.jinja beside its tokenizer, or set prompts.template=none",
-        )
-    prompts = []
-    for prompt in arguments["prompts"]:
-        text = prompt["text"]
-        if arguments["template"] == "chat":
-            text = tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
-            )
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        else:
-            ids = tokenizer(text)["input_ids"]
-        if not ids:
-            raise StageError(f"prompt {prompt['name']!r} has no tokens", kind="EmptyPrompt")
-        prompts.append({"name": prompt["name"], "text": text, "ids": [int(i) for i in ids]})
+    folder = arguments["checkpoint"]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder).get_text_config()
+    template, source = (None, None) if arguments["template"] == "none" else chat_template(tokenizer, folder)
+    prompts = [encode(tokenizer, prompt, template) for prompt in arguments["prompts"]]
+    if arguments["boundaries"] is not None:
+        prompts += boundaries.prompts(tokenizer, config, arguments["boundaries"])
+    found = audit.findings(tokenizer, prompts, getattr(config, "vocab_size", None))
+    content = {
+        "prompts": prompts,
+        "template_source": source,
+        "template_hash": hashlib.sha256(template.encode()).hexdigest() if template else None,
+        "findings": found,
+    }
     with open(os.path.join(out, "prompts.json"), "w", encoding="utf-8") as file:
-        json.dump(prompts, file, ensure_ascii=False, indent=1)
-    return {"tokens": [len(prompt["ids"]) for prompt in prompts]}
+        json.dump(content, file, ensure_ascii=False, indent=1)
+    return {
+        "tokens": [len(prompt["ids"]) for prompt in prompts],
+        "findings": found,
+        "suspect": sorted({f["prompt"] for f in found if f["check"] in audit.SUSPECT}),
+    }
+
+
+def encode(tokenizer, prompt: dict, template: str | None) -> dict:
+    """A prompt's text after the template, and its ids."""
+    text = prompt["text"]
+    if template is not None:
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], chat_template=template, add_generation_prompt=True, tokenize=False
+        )
+    # A template writes the special tokens itself.
+    ids = tokenizer(text, add_special_tokens=template is None)["input_ids"]
+    if not ids:
+        raise StageError(f"prompt {prompt['name']!r} has no tokens", kind="EmptyPrompt")
+    return {"name": prompt["name"], "user_text": prompt["text"], "text": text, "ids": [int(i) for i in ids]}
+
+
+def chat_template(tokenizer, folder: str) -> tuple[str, str]:
+    """The chat template and where it stands. Errors: `StageError` saying where was looked.
+
+    transformers reads the separate files itself; a checkpoint that has one in
+    its folder means it, even if its tokenizer's config has another.
+    """
+    separate = ("chat_template.jinja", "chat_template.json")
+    for name in separate:
+        path = os.path.join(folder, name)
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+            return (json.loads(text)["chat_template"] if name.endswith(".json") else text), name
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    if template:
+        return template, "tokenizer_config.json"
+    looked = ", ".join([*separate, "chat_template in tokenizer_config.json"])
+    raise StageError(
+        f"no chat template in {folder}: looked for {looked}",
+        kind="MissingChatTemplate",
+        hint="put the model's chat_template.jinja beside its tokenizer, or set prompts.template=none",
+    )

@@ -5,31 +5,25 @@ from __future__ import annotations
 import json
 import os
 
+import neutral
 import numpy as np
 import torch
 from continuation import save
 from task import StageError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def run(arguments: dict, out: str) -> dict:
     """Continue each prompt greedily and save the continuations to `out`.
 
     arguments: checkpoint (folder), prompts (path of prompts.json), compute_dtype,
-    attention, max_new_tokens. Logits are taken straight from the forward pass:
-    ``generate(do_sample=False)`` would still apply the checkpoint's repetition
-    penalty and the rest of its generation config.
+    attention, max_new_tokens, stop_at_end. Logits are taken straight from the
+    forward pass, so nothing of the generation config takes part.
     """
     folder = arguments["checkpoint"]
-    model, loading = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=DTYPES[arguments["compute_dtype"]],
-        attn_implementation=arguments["attention"],
-        output_loading_info=True,
-    )
-    model.eval()
+    model, loading = load(folder, arguments["compute_dtype"], arguments["attention"])
     if missing := sorted(loading["missing_keys"]):
         # transformers fills them with random numbers and a warning, and would be no reference at all.
         raise StageError(
@@ -40,16 +34,34 @@ def run(arguments: dict, out: str) -> dict:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ends = end_tokens(folder)
     with open(arguments["prompts"], encoding="utf-8") as file:
-        prompts = json.load(file)
+        prompts = json.load(file)["prompts"]
     for index, prompt in enumerate(prompts):
-        tokens, logits = greedy(model, prompt["ids"], ends, arguments["max_new_tokens"])
+        stops = ends if arguments["stop_at_end"] else set()
+        tokens, logits = greedy(model, prompt["ids"], stops, arguments["max_new_tokens"])
         save(out, index, prompt["name"], tokens, logits, tokenizer, ends)
     loaded = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
     return {
         "loaded_dtype": ",".join(sorted(loaded)),
         "end_tokens": sorted(ends),
+        "overridden": neutral.of_checkpoint(folder),
         "unexpected_tensors": sorted(loading["unexpected_keys"])[:20],
+        **layers_of(model.config.get_text_config()),
     }
+
+
+def load(folder: str, dtype: str, attention: str):
+    """The model in `dtype` with this attention, and what transformers says of its loading."""
+    model, loading = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=DTYPES[dtype], attn_implementation=attention, output_loading_info=True
+    )
+    return model.eval(), loading
+
+
+def layers_of(config) -> dict:
+    """How many layers a text config has, and which look at a sliding window only; None where it says nothing."""
+    kinds = getattr(config, "layer_types", None)
+    sliding = [n for n, kind in enumerate(kinds) if kind == "sliding_attention"] if kinds else None
+    return {"layers": getattr(config, "num_hidden_layers", None), "sliding_layers": sliding}
 
 
 @torch.inference_mode()
@@ -68,6 +80,13 @@ def greedy(model, ids: list[int], ends: set[int], limit: int) -> tuple[list[int]
             break
         inputs = torch.tensor([[token]])
     return tokens, np.stack(rows)
+
+
+@torch.inference_mode()
+def forced(model, ids: list[int], tokens: list[int]) -> np.ndarray:
+    """Logits [len(tokens), vocab] fp64 of one pass over the prompt `ids` and its continuation `tokens`."""
+    inputs = torch.tensor([[*ids, *tokens[:-1]]])
+    return model(input_ids=inputs, use_cache=False).logits[0, len(ids) - 1 :].double().numpy()
 
 
 def end_tokens(folder: str) -> set[int]:

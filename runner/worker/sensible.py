@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-# Turn markers as chat models write them: <start_of_turn>, <|im_end|>, <|turn>, [/INST].
-MARKER = re.compile(r"<\|[\w ]+\|?>|<(?:start|end)_of_turn>|<turn\|>|\[/?INST\]")
+# Turn markers as chat models write them: <start_of_turn>, <|im_end|>, <|turn>, <turn|>, <｜User｜>, [/INST].
+TURN_MARKER = re.compile(r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[\w]{1,40}[|｜]>|<(?:start|end)_of_turn>")
+MARKER = re.compile(TURN_MARKER.pattern + r"|\[/?INST\]")
 LOOP_REPEATS = 3
 
 
@@ -13,9 +14,9 @@ def outcome(entry: dict, expect: str | None) -> str:
     """A continuation in a word.
 
     entry: {"tokens", "ended", "text", "raw_text"}; expect: text that a sensible
-    answer contains, or None. "empty", "markers" (it writes turn markers),
-    "loop" (its tail repeats and it never ended), "answer" or "wrong" by
-    `expect`; "text" where nothing was expected.
+    answer contains, or None. "markers" (it writes turn markers), "empty" (or it
+    stops at once), "answer" or "wrong" by `expect`, "loop" (its tail repeats
+    and it never ended, without the answer); "text" where nothing was expected.
     """
     text = entry["text"].strip()
     if MARKER.search(entry["raw_text"]):
@@ -29,8 +30,14 @@ def outcome(entry: dict, expect: str | None) -> str:
     return "text" if expect is None else "wrong"
 
 
-def sensible(word: str) -> bool | None:
-    """What an outcome says of the answer: True, False, or None where nothing was expected."""
+def sensible(word: str, suspect: bool = False) -> bool | None:
+    """What an outcome says of the answer: True, False, or None where nothing was expected.
+
+    suspect: the prompt itself has unknown tokens or markers taken apart; what
+    is said to it is no answer to what was meant.
+    """
+    if suspect:
+        return False
     return None if word == "text" else word == "answer"
 
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import traceback
 
-STAGES = ("checkpoint", "prompts", "reference", "export", "candidate", "compare")
+STAGES = ("checkpoint", "prompts", "reference", "noise", "export", "candidate", "compare")
 
 
 class StageError(Exception):

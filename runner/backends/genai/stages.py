@@ -18,4 +18,4 @@ def export_settings(config: schema.Factors) -> dict:
 
 
 def candidate_settings(config: schema.Factors) -> dict:
-    return {"max_new_tokens": config.max_new_tokens, "threads": config.threads}
+    return {"threads": config.threads}

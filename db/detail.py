@@ -1,0 +1,136 @@
+"""Reading one cell's, or some results', details: what they were given, what was measured, what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
+
+from db.engine import reading
+from db.models import Cell, Finding, MetricName, MetricValue, NoiseValue, Package, PromptInput, PromptResult, StageRun
+from db.query import KINDS, NotInDatabase, cell_part
+
+ROLES = ("builder", "runtime", "reference")
+PACKAGE_COLUMNS = ("package", *ROLES)
+CHANGE_COLUMNS = ("change", "status", "detail")
+STAGE_COLUMNS = ("stage", "found", "seconds", "peak_memory_bytes", "artifact")
+TEXT_COLUMNS = ("prompt", "verdict", "reference_outcome", "outcome", "reference_text", "candidate_text")
+FINDING_COLUMNS = ("kind", "prompt", "check", "evidence")
+INPUT_COLUMNS = ("prompt", "tokens", "text", "ids", "template_source", "template_hash")
+
+
+def cell_detail(engine: Engine, cell_id: int) -> dict[str, Any]:
+    """Everything about one cell but its numbers and packages.
+
+    {"cell": its row, "result": the result's columns, "prompts", "findings", "changes", "stages": rows}.
+    """
+    with reading(engine) as session:
+        cell = existing_cell(session, cell_id)
+        result = cell.result
+        return {
+            "cell": cell_part(cell, result) | {"sweep started": cell.sweep.started},
+            "result": columns_of(result) if result else {},
+            "prompts": [{c: getattr(row, c) for c in TEXT_COLUMNS} for row in (result.prompts if result else [])],
+            "findings": [{c: getattr(row, c) for c in FINDING_COLUMNS} for row in (result.findings if result else [])],
+            "changes": [{c: getattr(row, c) for c in CHANGE_COLUMNS} for row in cell.changes],
+            "stages": [stage_part(row) for row in (result.stages if result else [])],
+        }
+
+
+def stage_part(stage: StageRun) -> dict[str, Any]:
+    """A stage's columns, with its artifact's place in the store."""
+    columns = {c: getattr(stage, c) for c in ("stage", "found", "seconds", "peak_memory_bytes")}
+    return columns | {"artifact": f"{stage.stage}/{stage.key}"}
+
+
+def columns_of(row: Any) -> dict[str, Any]:
+    """A row's own columns, references to other tables left out."""
+    return {c.key: getattr(row, c.key) for c in row.__table__.columns if not c.foreign_keys}
+
+
+def existing_cell(session: Session, cell_id: int) -> Cell:
+    cell = session.get(Cell, cell_id) if abs(cell_id) < 2**63 else None
+    if cell is None:
+        raise NotInDatabase(f"cell {cell_id} is not in the database: see python -m db results")
+    return cell
+
+
+def package_rows(engine: Engine, cell_id: int) -> list[dict[str, Any]]:
+    """One dict a package, with its version in each of a cell's environments."""
+    with reading(engine) as session:
+        cell = existing_cell(session, cell_id)
+        versions: dict[str, dict[str, Any]] = {}
+        for role in ROLES:
+            environment = getattr(cell.result, f"{role}_environment_id") if cell.result else None
+            for package in session.scalars(select(Package).where(Package.environment_id == environment)):
+                versions.setdefault(package.name, {})[role] = package.version
+        return [{"package": name, **versions[name]} for name in sorted(versions)]
+
+
+def input_rows(engine: Engine, cell_id: int) -> list[dict[str, Any]]:
+    """One dict a prompt of a cell, with `INPUT_COLUMNS`: what both sides were given."""
+    with reading(engine) as session:
+        cell = existing_cell(session, cell_id)
+        key = cell.result.prompts_key if cell.result else None
+        query = select(PromptInput).where(PromptInput.prompts_key == key).order_by(PromptInput.position)
+        return [
+            {c: len(row.ids) if c == "tokens" else getattr(row, c) for c in INPUT_COLUMNS}
+            for row in session.scalars(query)
+        ]
+
+
+def metric_rows(engine: Engine, cell_id: int, steps: bool) -> list[dict[str, Any]]:
+    """Every number of a cell: a dict a prompt, or a step of one, with a key for each metric.
+
+    Keys: "prompt", "step" (None for the whole continuation), and the metrics' names.
+    """
+    query = (
+        select(PromptResult.prompt, PromptResult.position, MetricName.name, MetricValue)
+        .join(MetricValue, MetricValue.prompt_result_id == PromptResult.id)
+        .join(MetricName, MetricName.id == MetricValue.metric_id)
+        .where(MetricValue.step >= 0 if steps else MetricValue.step < 0)
+    )
+    with reading(engine) as session:
+        cell = existing_cell(session, cell_id)
+        rows: dict[tuple[int, int], dict[str, Any]] = {}
+        for prompt, position, name, number in session.execute(query.where(PromptResult.result_id == cell.result_id)):
+            key = {"prompt": prompt, "step": number.step if steps else None}
+            row = rows.setdefault((position, number.step), key)
+            row[name] = number.value if number.kind == "finite" else KINDS[number.kind]
+        return [rows[key] for key in sorted(rows)]
+
+
+def noise_rows(engine: Engine, keys: Sequence[str]) -> dict[str, list[NoiseValue]]:
+    """The variants of some noise artifacts, by key, in order of variant and prompt."""
+    query = select(NoiseValue).where(NoiseValue.noise_key.in_(keys))
+    found: dict[str, list[NoiseValue]] = {}
+    with reading(engine) as session:
+        for row in session.scalars(query.order_by(NoiseValue.noise_key, NoiseValue.variant, NoiseValue.position)):
+            found.setdefault(row.noise_key, []).append(row)
+    return found
+
+
+def findings_of(engine: Engine, result_ids: Sequence[int]) -> dict[int, list[Finding]]:
+    """The findings of some results, in order."""
+    query = select(Finding).where(Finding.result_id.in_(result_ids)).order_by(Finding.result_id, Finding.position)
+    found: dict[int, list[Finding]] = {}
+    with reading(engine) as session:
+        for finding in session.scalars(query):
+            found.setdefault(finding.result_id, []).append(finding)
+    return found
+
+
+def prompts_of(engine: Engine, result_ids: Sequence[int]) -> dict[int, list[PromptResult]]:
+    """The prompts of some results, in order."""
+    query = (
+        select(PromptResult)
+        .where(PromptResult.result_id.in_(result_ids))
+        .order_by(PromptResult.result_id, PromptResult.position)
+    )
+    found: dict[int, list[PromptResult]] = {}
+    with reading(engine) as session:
+        for prompt in session.scalars(query):
+            found.setdefault(prompt.result_id, []).append(prompt)
+    return found

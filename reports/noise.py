@@ -1,0 +1,136 @@
+"""How far the reference moves by itself: one row a checkpoint and prompt set, a column a variant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from db import detail, query
+from db.engine import open_database
+from db.output import markdown_table
+from reports.table import number, span
+
+# What a floor depends on, and what the reader must know of it when it varies.
+NAMES = ("model", "dtype", "layers", "prompts", "reference", "max_new_tokens", "threads", "options")
+ALWAYS = ("model", "dtype")
+TITLES = {
+    "dtype": "Other dtype",
+    "attention": "Other attention",
+    "threads": "Other threads",
+    "passes": "One pass",
+}
+
+
+def collect(db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | None = None) -> dict[str, Any]:
+    """The report as data: {"rows": one dict a noise floor, with its "values"}. Errors: `query.NotInDatabase`."""
+    engine = open_database(db, create=False)
+    query.check_filters(engine, filters, [])
+    cells = query.cell_rows(engine, filters, sweep=query.sweep_id(engine, sweep) if sweep else None)
+    newest = {cell["noise_key"]: cell for cell in query.of_one_measurement(cells) if cell["noise_key"]}
+    values = detail.noise_rows(engine, list(newest))
+    spans = logit_spans(detail.prompts_of(engine, [cell["result"] for cell in newest.values()]))
+    engine.dispose()
+    rows = [
+        {name: cell[name] or "" for name in NAMES}
+        | {"files_dtype": cell["files_dtype"], "span": spans.get(cell["result"]), "values": plain(values.get(key, []))}
+        for key, cell in newest.items()
+    ]
+    return {"rows": rows}
+
+
+def logit_spans(prompts: dict[int, list]) -> dict[int, list[float]]:
+    """Least and largest span of the reference's first-token logits, by result."""
+    found = {
+        result: [p.reference_range for p in rows if p.reference_range is not None] for result, rows in prompts.items()
+    }
+    return {result: [min(spans), max(spans)] for result, spans in found.items() if spans}
+
+
+def plain(values: list) -> list[dict[str, Any]]:
+    names = ("variant", "versus", "prompt", "first", "largest", "left_out")
+    return [{name: getattr(value, name) for name in names} for value in values]
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The floors side by side, each prompt's where there is one floor only, and what was left out and why."""
+    rows = report["rows"]
+    if not rows:
+        return "No noise floor is stored: run a sweep with noise.variants set, as it is by default."
+    shown = [n for n in NAMES if n in ALWAYS or len({row[n] for row in rows}) > 1]
+    variants = [v for v in TITLES if any(v in largest(row) for row in rows)]
+    header = [*shown, *(TITLES[v] for v in variants), "Noise floor", "Logits span"]
+    body = [
+        [
+            *(label(row, name) for name in shown),
+            *(span(*ends(largest(row).get(v, {}).values())) for v in variants),
+            number(floor(row)),
+            span(*row["span"]) if row["span"] else "",
+        ]
+        for row in rows
+    ]
+    notes = [f"- {line}" for line in [HOW, *versus(rows), *left_out(rows)]]
+    each = ["", each_prompt(rows[0], variants)] if len(rows) == 1 else []
+    return "\n".join([markdown_table(header, body), *each, "", *notes])
+
+
+HOW = (
+    "Largest absolute difference of the reference's logits over the steps of the same tokens, computed otherwise;"
+    " ranges over prompts. The floor is the largest: nearer to the reference no export can be asked to be."
+)
+
+
+def label(row: dict[str, Any], name: str) -> str:
+    return f"stored ({row['files_dtype']})" if name == "dtype" and row[name] == "stored" else row[name]
+
+
+def largest(row: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """{variant: {prompt: its largest difference}}."""
+    found: dict[str, dict[str, float]] = {}
+    for value in row["values"]:
+        if value["largest"] is not None:
+            found.setdefault(value["variant"], {})[value["prompt"]] = value["largest"]
+    return found
+
+
+def ends(values) -> tuple[float | None, float | None]:
+    return min(values, default=None), max(values, default=None)
+
+
+def floor(row: dict[str, Any]) -> float | None:
+    return max((v for prompts in largest(row).values() for v in prompts.values()), default=None)
+
+
+def each_prompt(row: dict[str, Any], variants: list[str]) -> str:
+    found = largest(row)
+    prompts = dict.fromkeys(value["prompt"] for value in row["values"] if value["prompt"])
+    body = [
+        [
+            prompt,
+            *(number(found[v].get(prompt)) for v in variants),
+            number(max(found[v].get(prompt, 0) for v in variants)),
+        ]
+        for prompt in prompts
+    ]
+    return markdown_table(["prompt", *(TITLES[v] for v in variants), "Noise floor"], body)
+
+
+def versus(rows: list[dict[str, Any]]) -> list[str]:
+    """What each column compares."""
+    said: dict[str, set[str]] = {}
+    for row in rows:
+        for value in row["values"]:
+            if value["versus"]:
+                said.setdefault(value["variant"], set()).add(value["versus"])
+    return [f"{TITLES[v]}: {', '.join(sorted(said[v]))}." for v in TITLES if v in said]
+
+
+def left_out(rows: list[dict[str, Any]]) -> list[str]:
+    """Variants that are no noise, or could not be run."""
+    return list(
+        dict.fromkeys(
+            f"{row['model']}: {TITLES.get(value['variant'], value['variant'])} is left out: {value['left_out']}."
+            for row in rows
+            for value in row["values"]
+            if value["left_out"]
+        )
+    )

@@ -1,0 +1,125 @@
+"""What can be wrong with a prompt before any model has seen it.
+
+Each finding is {"prompt": name or None, "check", "evidence"}: a warning for a
+reader, never an opinion that stops a run by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sensible import TURN_MARKER
+
+UNKNOWN, SPLIT, BOS, CHARACTERS = "unknown_tokens", "split_marker", "bos", "token_per_character"
+OUTSIDE, RUNTIME = "outside_vocabulary", "runtime_tokenizer"
+# After these a model reads something else than was meant, so that no answer to it can count.
+SUSPECT = (UNKNOWN, SPLIT, OUTSIDE)
+# Words are about four or five characters long, and a trained tokenizer has most of them in one or two tokens. Below
+# this many characters a token, over a text of at least so many, it spells.
+SPELLS, ENOUGH = 1.1, 24
+
+
+def findings(tokenizer, prompts: list[dict], vocabulary: int | None) -> list[dict]:
+    """All that is odd about the prompts ({"name", "user_text", "text", "ids"}).
+
+    tokenizer: transformers' own; vocabulary: the model's count of embeddings.
+    """
+    found = []
+    adds_bos = adds_its_bos(tokenizer)
+    for prompt in prompts:
+        for check, evidence in (
+            (UNKNOWN, unknown(tokenizer, prompt)),
+            (SPLIT, split_markers(tokenizer, prompt["text"])),
+            (BOS, bos(tokenizer, prompt["ids"], adds_bos)),
+            (CHARACTERS, spelled(tokenizer, prompt["user_text"])),
+            (OUTSIDE, outside(prompt["ids"], vocabulary)),
+        ):
+            if evidence:
+                found.append({"prompt": prompt["name"], "check": check, "evidence": evidence})
+    return found
+
+
+def unknown(tokenizer, prompt: dict) -> str:
+    """Which tokens stand for text that the tokenizer does not know."""
+    count = prompt["ids"].count(tokenizer.unk_token_id) if tokenizer.unk_token_id is not None else 0
+    if not count:
+        return ""
+    words = [word for word in prompt["text"].split() if tokenizer.unk_token_id in ids_of(tokenizer, word)]
+    about = f", in {', '.join(map(repr, words[:3]))}" if words else ""
+    return f"{count} of {len(prompt['ids'])} tokens are {tokenizer.unk_token} ({tokenizer.unk_token_id}){about}"
+
+
+def split_markers(tokenizer, text: str) -> str:
+    """Turn markers in the text that are no tokens of their own: to the model they are letters."""
+    said = []
+    for marker in dict.fromkeys(TURN_MARKER.findall(text)):
+        ids = ids_of(tokenizer, marker)
+        if len(ids) > 1:
+            pieces = tokenizer.convert_ids_to_tokens(ids)
+            known = sorted(t for t in tokenizer.get_added_vocab() if TURN_MARKER.fullmatch(t))
+            has = f"; the tokenizer's markers are {', '.join(known[:6])}" if known else ""
+            said.append(f"{marker} -> {pieces}{has}")
+    return "; ".join(said)
+
+
+def adds_its_bos(tokenizer) -> bool:
+    """Whether the tokenizer, left to itself, begins a text with its BOS token."""
+    ids = tokenizer("a")["input_ids"]
+    return bool(ids) and tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id
+
+
+def bos(tokenizer, ids: list[int], expected: bool) -> str:
+    """A BOS token that the tokenizer would have put and the template did not, or that both did."""
+    wanted = tokenizer.bos_token_id
+    if wanted is None:
+        return ""
+    count = next((n for n, i in enumerate(ids) if i != wanted), len(ids))
+    if count > 1:
+        return f"{count} {tokenizer.bos_token} ({wanted}) at the start: {ids[: count + 2]}"
+    if expected and not count:
+        return f"no {tokenizer.bos_token} ({wanted}) at the start, which the tokenizer itself would put: {ids[:4]}"
+    return ""
+
+
+def spelled(tokenizer, text: str) -> str:
+    """Text of ASCII words that comes out at about one token a character.
+
+    Other scripts may rightly take a token a character, or more.
+    """
+    if len(text) < ENOUGH or not text.isascii():
+        return ""
+    ids = ids_of(tokenizer, text)
+    if len(text) >= SPELLS * len(ids):
+        return ""
+    pieces = tokenizer.convert_ids_to_tokens(ids[:8])
+    return f"{len(ids)} tokens for {len(text)} characters: {pieces} …; a trained tokenizer needs about a quarter"
+
+
+def outside(ids: list[int], vocabulary: int | None) -> str:
+    """Ids for which the model has no embedding."""
+    odd = sorted({i for i in ids if vocabulary is not None and not 0 <= i < vocabulary})
+    return f"ids {odd[:5]} are outside the model's vocabulary of {vocabulary}" if odd else ""
+
+
+def runtime_ids(encode: Callable[[str], list[int]] | None, prompts: list[dict]) -> list[dict]:
+    """Prompts to which the runtime's own tokenizer gives other ids than transformers'."""
+    found = []
+    for prompt in prompts if encode else ():
+        if not prompt["user_text"]:  # made of ids, not of text
+            continue
+        try:
+            ids = encode(prompt["text"])
+        except Exception as error:
+            found.append({"prompt": prompt["name"], "check": RUNTIME, "evidence": f"{type(error).__name__}: {error}"})
+            continue
+        if ids != prompt["ids"]:
+            at = next((n for n, (a, b) in enumerate(zip(ids, prompt["ids"], strict=False)) if a != b), None)
+            at = min(len(ids), len(prompt["ids"])) if at is None else at
+            evidence = f"from token {at} on: {ids[at : at + 4]} ({len(ids)} in all), and transformers'"
+            evidence += f" {prompt['ids'][at : at + 4]} ({len(prompt['ids'])} in all), which both sides were given"
+            found.append({"prompt": prompt["name"], "check": RUNTIME, "evidence": evidence})
+    return found
+
+
+def ids_of(tokenizer, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -1,0 +1,161 @@
+"""Stage noise: how far the reference moves by itself.
+
+The same weights and the same tokens, computed in another way that ought to
+give the same: the other dtype (fp32 against fp64), the other attention (eager
+against SDPA), another number of threads, and one pass instead of step by step.
+What differs is rounding, and no export can be asked to be nearer than that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+import continuation
+import numpy as np
+import torch
+from metrics import max_abs_diff, worst
+from reference import forced, load
+
+OTHER_DTYPE = {"float32": "float64", "float64": "float32", "bfloat16": "float32", "float16": "float32"}
+OTHER_ATTENTION = {"eager": "sdpa", "sdpa": "eager"}
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+# A difference between two attentions that fp64 shrinks less than this, and that is this much larger than every other
+# variant's, is no rounding: one of the two leaves something out (SDPA drops the soft cap of Gemma 2's scores).
+SYSTEMATIC = 10.0
+
+
+def run(arguments: dict, out: str) -> dict:
+    """Measure the variants and write ``noise.json`` to `out`.
+
+    arguments: checkpoint, reference (folders), prompts (path of prompts.json),
+    compute_dtype, attention, threads, variants (of "dtype", "attention",
+    "threads", "passes"). ``noise.json``: {"prompts": [{"prompt", "floor",
+    "variants": {name: [difference a step]}}], "versus": {name: "a / b"},
+    "left_out": {name: why}}. A floor is the largest of a prompt's steps and
+    variants; None where none could be measured.
+    """
+    dtype, attention, threads = arguments["compute_dtype"], arguments["attention"], arguments["threads"]
+    with open(arguments["prompts"], encoding="utf-8") as file:
+        prompts = json.load(file)["prompts"]
+    entries = continuation.load(arguments["reference"])
+    tokens = [(prompt["ids"], entry["tokens"]) for prompt, entry in zip(prompts, entries, strict=True)]
+    more = 1 if threads > 1 else max(2, os.cpu_count() or 1)
+    other = OTHER_DTYPE[dtype], OTHER_ATTENTION.get(attention, "eager")
+    versus = {
+        "dtype": f"{dtype} / {other[0]}",
+        "attention": f"{attention} / {other[1]}",
+        "threads": f"{threads} / {more} threads",
+        "passes": "steps / one pass",
+    }
+    model, _ = load(arguments["checkpoint"], dtype, attention)
+    base = Rows("base")
+    for ids, continued in tokens:
+        base.add(forced(model, ids, continued))
+    stepwise = (continuation.logits(arguments["reference"], entry["logits"]) for entry in entries)
+    measured: dict[str, list[list[float]]] = {}
+    left_out: dict[str, str] = {}
+
+    def measure(name: str, rows, against: Rows = base) -> list[list[float]]:
+        return [difference(one, two) for one, two in zip(against, rows, strict=True)]
+
+    wanted = set(arguments["variants"])
+    if "passes" in wanted:
+        measured["passes"] = measure("passes", stepwise)
+    if "threads" in wanted:
+        torch.set_num_threads(more)
+        measured["threads"] = measure("threads", (forced(model, *pair) for pair in tokens))
+        torch.set_num_threads(threads)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    del model
+
+    def with_model(name: str, dtype: str, attention: str) -> Rows | None:
+        """The rows of another model, or None and the reason in `left_out`."""
+        needed, free = parameters * BYTES[dtype], free_memory()
+        if free is not None and needed * 1.2 > free:
+            left_out[name] = f"{dtype} needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free"
+            return None
+        try:
+            variant, _ = load(arguments["checkpoint"], dtype, attention)
+            rows = Rows(f"{dtype}-{attention}")
+            for pair in tokens:
+                rows.add(forced(variant, *pair))
+        except Exception as error:  # an attention that a model does not know, say
+            left_out[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            return None
+        return rows
+
+    in_other_dtype = with_model("dtype", other[0], attention) if {"dtype", "attention"} & wanted else None
+    if in_other_dtype and "dtype" in wanted:
+        measured["dtype"] = measure("dtype", in_other_dtype)
+    if "attention" in wanted and (rows := with_model("attention", dtype, other[1])):
+        measured["attention"] = measure("attention", rows)
+        finer = with_model("attention in the other dtype", *other) if in_other_dtype and dtype == "float32" else None
+        if finer and systematic(measured, measure("", finer, in_other_dtype)):
+            size = largest(measured.pop("attention"))
+            left_out["attention"] = (
+                f"{other[1]} computes something else than {attention}: they differ by {size:.2g} in fp64 as in fp32,"
+                " which is no rounding"
+            )
+    result = {
+        "prompts": [of_prompt(prompt["name"], n, measured) for n, prompt in enumerate(prompts)],
+        "versus": {name: text for name, text in versus.items() if name in measured},
+        "left_out": {name: why for name, why in left_out.items() if name in wanted},
+    }
+    with open(os.path.join(out, "noise.json"), "w", encoding="utf-8") as file:
+        json.dump(result, file, indent=1)
+    return {"left_out": result["left_out"]}
+
+
+class Rows:
+    """Logits of each prompt, on disk: all prompts of a large vocabulary do not fit beside the model."""
+
+    def __init__(self, name: str):
+        self.name, self.count = name, 0
+
+    def add(self, logits: np.ndarray) -> None:
+        np.save(f"{self.name}-{self.count}.npy", logits)
+        self.count += 1
+
+    def __iter__(self):
+        return (np.load(f"{self.name}-{n}.npy", mmap_mode="r") for n in range(self.count))
+
+
+def difference(one: np.ndarray, two: np.ndarray) -> list[float]:
+    """The largest absolute difference of each step of two logits [steps, vocab]."""
+    return [max_abs_diff(a, b) for a, b in zip(one, two, strict=True)]
+
+
+def largest(values: list[list[float]]) -> float:
+    return worst([worst(steps) for steps in values])
+
+
+def systematic(measured: dict[str, list[list[float]]], finer: list[list[float]]) -> bool:
+    """Whether the two attentions differ by more than rounding; `finer` is their difference in fp64."""
+    size = largest(measured["attention"])
+    others = worst([largest(values) for name, values in measured.items() if name != "attention"])
+    return largest(finer) > size / SYSTEMATIC and size > SYSTEMATIC * others
+
+
+def of_prompt(name: str, index: int, measured: dict[str, list[list[float]]]) -> dict:
+    variants = {variant: values[index] for variant, values in measured.items()}
+    return {
+        "prompt": name,
+        "variants": {variant: [finite(value) for value in values] for variant, values in variants.items()},
+        "floor": finite(worst([worst(values) for values in variants.values()])) if variants else None,
+    }
+
+
+def finite(value: float) -> float | None:
+    """A reference that gives no number has no floor."""
+    return value if np.isfinite(value) else None
+
+
+def free_memory() -> int | None:
+    """Bytes that can be had without swapping, where the system says."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
