@@ -95,8 +95,12 @@ def sentence(rows: list[dict[str, Any]]) -> str:
     first, last = rows[0], rows[-1]
     if ratio(first) > within:
         grows = ratio(last) / ratio(first)
-        more = f"; with depth it grows {grows:.0f} times, to {told(last)}" if grows > ENTERS else f", as {told(last)}"
-        return f"from the first {layers(first)} on, {told(first)}{more}: it comes from inside a single layer."
+        more = f"and with depth it grows {grows:.0f} times" if grows > ENTERS else "depth does not build it up"
+        where = "a single layer" if depth(first) == 1 else f"the first {depth(first)} layers"
+        return (
+            f"from {layers(first)} on: {told(first)}, {told(last)}; {more}. It comes from inside {where},"
+            " or from embedding, last norm or head."
+        )
     before = max((row for row in rows if row["layer_count"] < beyond[0]["layer_count"]), key=depth)
     if ratio(beyond[0]) > ENTERS * ratio(before):
         return (
@@ -147,6 +151,6 @@ def plot(report: dict[str, Any], file: Path) -> None:
     axes.set(xlabel="layers", ylabel="largest abs difference of logits", yscale="log")
     axes.set_xticks(sorted({depth(row) for line in lines for row in line["rows"]}))
     axes.grid(alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=2, fontsize="small")
     figure.savefig(file, dpi=120)
     pyplot.close(figure)

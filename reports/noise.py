@@ -125,12 +125,17 @@ def versus(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def left_out(rows: list[dict[str, Any]]) -> list[str]:
-    """Variants that are no noise, or could not be run."""
-    return list(
-        dict.fromkeys(
-            f"{row['model']}: {TITLES.get(value['variant'], value['variant'])} is left out: {value['left_out']}."
-            for row in rows
-            for value in row["values"]
-            if value["left_out"]
-        )
-    )
+    """Variants that are no noise, or could not be run: each model's first, with how many more there are."""
+    said: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for value in row["values"]:
+            if value["left_out"]:
+                said.setdefault((row["model"], value["variant"]), []).append(value["left_out"])
+    return [
+        f"{model}: {TITLES.get(variant, variant)} is left out: {reasons[0]}{others(len(reasons) - 1)}."
+        for (model, variant), reasons in said.items()
+    ]
+
+
+def others(count: int) -> str:
+    return f" (and so in {count} more)" if count else ""

@@ -133,7 +133,7 @@ def notes(rows: list[dict[str, Any]]) -> list[str]:
             "Differences are of logits, between export and reference, ranges over prompts;"
             f" the reference's first-token logits span {span(least, largest)}."
         )
-    lines += noise_notes(rows) + finding_notes(rows)
+    lines += noise_notes(rows) + override_notes(rows) + finding_notes(rows)
     lines += [patch_note(row) for row in rows if row["patch_outcome"] in PATCH_WORDS]
     lines += [
         f"Builder {r['builder']} is {r['source']}."
@@ -154,9 +154,18 @@ def noise_notes(rows: list[dict[str, Any]]) -> list[str]:
         "Noise floor: how far the reference moves by itself, at most; × noise: the largest difference in multiples of"
         f" its own prompt's floor. Within noise is up to {limits['within']:g}, broken above {limits['broken']:g}."
     ]
-    for row in measured:
-        lines += [f"Left out of {row['model']}'s noise floor: {why}." for why in row["noise_left_out"]]
-    return lines
+    left_out = {(row["model"], why.split(":")[0]): why for row in reversed(measured) for why in row["noise_left_out"]}
+    return lines + [f"Left out of {model}'s noise floor: {why}." for (model, _), why in sorted(left_out.items())]
+
+
+def override_notes(rows: list[dict[str, Any]]) -> list[str]:
+    """What a generation config asked for, and greedy decoding over raw logits left out."""
+    cells: dict[str, list[str]] = {}
+    for row in rows:
+        for side, found in (row["overridden"] or {}).items():
+            said = ", ".join(f"{name} {value}" for name, value in found.items())
+            cells.setdefault(f"the {side}'s {said}", []).append(str(row["cell"]))
+    return [f"Left out of decoding, {these(found)}: {said}." for said, found in cells.items()]
 
 
 def finding_notes(rows: list[dict[str, Any]]) -> list[str]:
@@ -165,9 +174,8 @@ def finding_notes(rows: list[dict[str, Any]]) -> list[str]:
     for row in rows:
         for finding in row["findings"]:
             about = f"prompt {finding['prompt']}" if finding["prompt"] else ""
-            cells.setdefault((finding["kind"], finding["check"], finding["evidence"], about), []).append(
-                str(row["cell"])
-            )
+            key = (finding["kind"], finding["check"], finding["evidence"], about)
+            cells.setdefault(key, []).append(str(row["cell"]))
     lines = []
     for (kind, check, evidence, about), found in list(cells.items())[:MOST_FINDINGS]:
         title = "Prompt audit" if kind == "prompt" else "Warning"

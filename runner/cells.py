@@ -72,12 +72,22 @@ def from_plain(plain: Mapping[str, Any], choices: Mapping[str, str], overrides: 
     """
     factors = {name: str(choices.get(name, plain.get(name, ""))) for name in FACTORS}
     try:
+        refuse_a_path_for(str(choices.get("model", "")), overrides)
         config = typed(plain)
         factors = labels(config, choices)
         check(config)
     except ConfigFailed as failure:
         return Cell(factors, options_of(overrides), failure=failure)
     return Cell(factors, options_of(overrides), config=config)
+
+
+def refuse_a_path_for(model: str, overrides: Sequence[str]) -> None:
+    """``model.path=`` would move a model that has a folder of its own, and its rows would still bear its name."""
+    if model not in ("", "path") and any(override.lstrip("+").startswith("model.path=") for override in overrides):
+        raise ConfigFailed(
+            f"model.path: model={model} has a folder of its own",
+            hint="model.path= goes with model=path alone; for both in one sweep write a file: my_conf/model/NAME.yaml",
+        )
 
 
 def typed(plain: Mapping[str, Any]) -> schema.Factors:

@@ -60,7 +60,8 @@ def findings(measured: Measured, values: dict) -> list[dict]:
     for side, column in (("reference", "reference_dtype"), ("builder", "candidate_dtype")):
         files, loaded = values["files_dtype"], values[column]
         if loaded and files != DTYPE_WORDS.get(loaded, loaded):
-            evidence = f"the {side} loaded {DTYPE_WORDS.get(loaded, loaded)}, the files hold {files}"
+            asked = " (reference.compute_dtype)" if side == "reference" else ""
+            evidence = f"the {side} loaded {DTYPE_WORDS.get(loaded, loaded)}{asked}, the files hold {files}"
             warnings.append({"prompt": None, "check": "loaded_dtype", "evidence": evidence})
     sides = {side: measured.metas.get(side, {}).get("sliding_layers") for side in ("reference", "export")}
     if None not in sides.values() and sides["reference"] != sides["export"]:

@@ -238,8 +238,8 @@ class SweepJob:
         return self.done(cell_id, cell, ending, found=False)
 
     def fail(self, cell_id: int, cell: Cell, failure: Failure, plan: Plan | None, runs, seconds: float) -> Ending:
-        prompts = self.store.find("prompts", plan.stages["prompts"].key) if plan else None
-        audit = prompts.meta.get("findings", ()) if prompts else ()
+        audited = [self.store.find(name, plan.stages[name].key) for name in ("prompts", "candidate")] if plan else []
+        audit = [finding for artifact in audited if artifact for finding in artifact.meta.get("findings", ())]
         new = recording.failure(failure, plan, runs, seconds, audit)
         made_of = recording.provenance(cell, plan, failure)
         result = record.record_result(self.engine, cell_id, new, made_of)
@@ -271,11 +271,8 @@ def refuse_findings(artifact: Artifact | None) -> None:
     """Under ``audit=strict`` what is odd about a prompt is a failure. Errors: `PromptsFailed`."""
     found = artifact.meta.get("findings") if artifact else None
     if found:
-        said = [f"{f['prompt']}: {f['check']}: {f['evidence']}" for f in found]
-        more = f" (and {len(said) - 3} more)" if len(said) > 3 else ""
-        raise PromptsFailed(
-            "; ".join(said[:3]) + more, error_type="PromptAudit", hint="mend the prompts, or run with audit=warn"
-        )
+        said = ", ".join(f"{finding['prompt']}: {finding['check']}" for finding in found)
+        raise PromptsFailed(said, error_type="PromptAudit", hint="mend the prompts, or run with audit=warn")
 
 
 def refuse_disagreement(metas: dict[str, dict]) -> None:

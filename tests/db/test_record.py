@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import func, select
 
+from db import detail, query, record
 from db import engine as database
-from db import query, record
 from db.models import FACTORS, Environment, MetricValue, Package, Result, Sweep
 from db.record import NewResult, Provenance
 
@@ -31,7 +32,18 @@ def number(value: float) -> dict:
 def prompt(name: str, first: float, worst: float, identical: bool = True, sensible: bool | None = True) -> dict:
     return {
         "prompt": name,
-        "metrics": {"first_logits_max_abs_diff": number(first), "logits_max_abs_diff": number(worst)},
+        "metrics": {
+            "first_logits_max_abs_diff": number(first),
+            "logits_max_abs_diff": number(worst),
+            "forced_logits_max_abs_diff": number(worst),
+        },
+        "noise_floor": number(0.5),
+        "noise_ratio": number(worst / 0.5),
+        "forced_noise_ratio": number(worst / 0.5),
+        "verdict": "within_noise" if worst < 2 else "broken",
+        "within_bands": True,
+        "parting": None,
+        "reference_outcome": "answer",
         "steps": {"logits_max_abs_diff": [number(first), number(worst)]},
         "reference_range": number(10.0),
         "vocab": [8, 8],
@@ -70,11 +82,60 @@ def test_a_result_comes_back(engine):
     ]  # fmt: skip
     assert tuple(rows[0]) == query.RESULT_COLUMNS
     assert (rows[0]["first_logits_max_abs_diff"], rows[0]["logits_max_abs_diff"]) == (0.5, 1.5)
-    assert rows[0]["noise_floor"] is None and rows[0]["verdict"] is None
+    assert (rows[0]["noise_floor"], rows[0]["noise_ratio"], rows[0]["verdict"]) == (0.5, 3.0, "within_noise")
+    assert [row["match"] for row in rows] == ["identical", "parts at 2", None]
+    assert all(rows[0][name] is not None for name in query.RESULT_COLUMNS if name not in ("error", "options"))
     (summary, pending) = query.cell_rows(engine, sweep=sweep)
     assert (summary["first_diff_least"], summary["first_diff_largest"]) == (0.25, 0.5)
     assert (summary["identical_count"], summary["prompts_count"]) == (1, 2)
+    assert (summary["verdict"], summary["noise_ratio_largest"], summary["nonsense_count"]) == ("broken", 4.0, 0)
     assert pending["cell"] == second and pending["prompts_count"] is None
+
+
+def test_a_match_on_nonsense_is_called_that_and_counted(engine):
+    _, (one,) = record.begin_sweep(engine, [], "1", [cell()])
+    record.record_result(engine, one, ok(prompt("p", 1, 1, sensible=False), prompt("q", 1, 1)), PATCH)
+    assert [row["match"] for row in query.result_rows(engine)] == ["nonsense", "identical"]
+    assert query.cell_rows(engine)[0]["nonsense_count"] == 1
+
+
+def test_every_number_comes_back_by_prompt_and_by_step(engine):
+    _, (one,) = record.begin_sweep(engine, [], "1", [cell()])
+    record.record_result(engine, one, ok(prompt("p", 0.5, math.inf), prompt("q", 0.25, 1.0)), PATCH)
+    whole = detail.metric_rows(engine, one, steps=False)
+    assert [(row["prompt"], row["step"], row["logits_max_abs_diff"]) for row in whole] == [
+        ("p", None, math.inf), ("q", None, 1.0),
+    ]  # fmt: skip
+    steps = detail.metric_rows(engine, one, steps=True)
+    assert [(row["prompt"], row["step"], row["logits_max_abs_diff"]) for row in steps] == [
+        ("p", 0, 0.5), ("p", 1, math.inf), ("q", 0, 0.25), ("q", 1, 1.0),
+    ]  # fmt: skip
+
+
+def test_what_results_share_is_stored_once(engine):
+    _, ids = record.begin_sweep(engine, [], "1", [cell(), cell()])
+    given = {"prompts_key": "k", "position": 0, "prompt": "p", "text": "<bos>p", "ids": [2, 9]}
+    moved = {"noise_key": "n", "variant": "dtype", "position": 0, "prompt": "p", "versus": "a / b", "largest": 0.5}
+    found = {"kind": "prompt", "prompt": "p", "check": "bos", "evidence": "two"}
+    for one in ids:
+        new = replace(
+            ok(prompt("p", 1, 1), prompts_key="k", noise_key="n"), inputs=[given], noise=[moved], findings=[found]
+        )
+        record.record_result(engine, one, new, PATCH)
+    assert [(row["tokens"], row["ids"]) for row in detail.input_rows(engine, ids[1])] == [(2, [2, 9])]
+    assert [value.largest for value in detail.noise_rows(engine, ["n"])["n"]] == [0.5]
+    results = [row["result"] for row in query.cell_rows(engine)]
+    assert [f.evidence for found in detail.findings_of(engine, results).values() for f in found] == ["two", "two"]
+    assert [record.audit_findings(engine, result) for result in results] == [1, 1]
+
+
+def test_numbers_of_an_older_measuring_are_in_no_table_with_newer_ones(engine):
+    _, ids = record.begin_sweep(engine, [], "1", [cell(builder="1"), cell(builder="2"), cell(builder="3")])
+    record.record_result(engine, ids[0], ok(prompt("p", 1, 1), measurement_version=1), PATCH)
+    record.record_result(engine, ids[1], ok(prompt("p", 1, 1), measurement_version=2), PATCH)
+    failed = ok(status="export_failed", error="e", error_type="KeyError", measurement_version=1)
+    record.record_result(engine, ids[2], failed, PATCH)
+    assert [row["builder"] for row in query.history_rows(engine)] == ["2", "3"]
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
@@ -97,7 +158,7 @@ def test_equal_environments_and_machines_are_one_row(engine):
     with database.reading(engine) as session:
         assert session.scalar(select(func.count(Environment.id))) == 1
         assert session.scalar(select(func.count(Package.name))) == 2
-    assert query.package_rows(engine, ids[0]) == [
+    assert detail.package_rows(engine, ids[0]) == [
         {"package": "numpy", "builder": "1", "runtime": "1", "reference": "1"},
         {"package": "torch", "builder": "2", "runtime": "2", "reference": "2"},
     ]
@@ -131,8 +192,8 @@ def test_cells_that_share_a_result_keep_their_own_patch(engine):
     assert [(r["result"], r["patch"], r["patch_outcome"]) for r in rows] == [
         (result, "fix", "applied"), (result, "none", "none"),
     ]  # fmt: skip
-    assert query.cell_detail(engine, ids[0])["changes"] == [{"change": "c", "status": "applied", "detail": "d"}]
-    assert query.cell_detail(engine, ids[1])["changes"] == []
+    assert detail.cell_detail(engine, ids[0])["changes"] == [{"change": "c", "status": "applied", "detail": "d"}]
+    assert detail.cell_detail(engine, ids[1])["changes"] == []
 
 
 def test_filters(engine):

@@ -6,7 +6,7 @@ import pytest
 
 from db.models import FACTORS
 from reports import sweep
-from reports.table import number, span
+from reports.table import multiple, number, span
 
 
 def row(**given) -> dict:
@@ -14,7 +14,9 @@ def row(**given) -> dict:
         "cell": 7, "model": "m", "status": "ok", "error": None, "hint": None, "texts": "as expected",
         "patch_outcome": "none", "options": None, "source": "release x", "checkpoint_dtype": "fp32",
         "logit_range": [11.0, 13.0], "first_diff_least": 1e-4, "first_diff_largest": 2e-4, "diff_largest": 3e-4,
-        "identical_count": 5, "prompts_count": 5, "stand_in": None, "non_finite_count": 0,
+        "identical_count": 5, "prompts_count": 5, "stand_in": None, "non_finite_count": 0, "nonsense_count": 0,
+        "noise_floor_largest": 2e-6, "noise_ratio_largest": 150.0, "verdict": "elevated", "findings": [],
+        "noise_left_out": [], "overridden": None, "thresholds": {"within": 10.0, "broken": 1000.0},
     }  # fmt: skip
     return base | given
 
@@ -33,6 +35,43 @@ def test_one_row_an_export_with_the_factors_that_vary():
     assert "1.0e-04 – 2.0e-04" in one and "5 of 5" in one and "0.14.1" in one and "bf16" in two
     assert "layers x" in "\n".join(rest) and "dtype" not in "\n".join(rest)
     assert "span 11.0 – 13.0" in "\n".join(rest)
+
+
+def test_each_diff_stands_beside_the_noise_with_its_multiple_and_verdict():
+    header, _, line, *rest = table(row()).split("\n")
+    found = dict(zip(columns(header), columns(line), strict=True))
+    assert (found["Noise floor"], found["× noise"], found["Verdict"]) == ("2.0e-06", "150", "elevated")
+    assert "Within noise is up to 10, broken above 1000" in "\n".join(rest)
+    unmeasured = table(row(noise_floor_largest=None, noise_ratio_largest=None, verdict=None))
+    assert "no noise floor" in unmeasured and "Within noise is" not in unmeasured
+
+
+def test_a_match_on_nonsense_is_called_that():
+    assert "5 of 5 (3 on nonsense)" in table(row(nonsense_count=3))
+
+
+def test_a_variant_that_is_no_noise_is_named_once():
+    text = table(row(noise_left_out=["attention: sdpa differs"]), row(cell=8, noise_left_out=["attention: too"]))
+    assert text.count("Left out of m's noise floor") == 1 and "sdpa differs" in text
+
+
+def test_a_finding_is_told_once_with_its_cells():
+    audit = {"kind": "prompt", "prompt": "p", "check": "split_marker", "evidence": "<a> -> ['<', 'a', '>']"}
+    loaded = {"kind": "warning", "prompt": None, "check": "loaded_dtype", "evidence": "fp32, not bf16"}
+    text = table(row(cell=1, findings=[audit]), row(cell=2, findings=[audit, loaded]))
+    assert text.count("Prompt audit, prompt p, cells 1, 2: split_marker: <a> -> ['<', 'a', '>'].") == 1
+    assert "Warning, cell 2: loaded_dtype: fp32, not bf16." in text
+
+
+def test_what_a_generation_config_asked_for_is_told():
+    text = table(row(cell=4, overridden={"reference": {"repetition_penalty": 1.1}}))
+    assert "Left out of decoding, cell 4: the reference's repetition_penalty 1.1." in text
+
+
+def test_many_findings_are_cut_with_a_word_of_where_they_are():
+    many = [{"kind": "warning", "prompt": None, "check": "c", "evidence": str(n)} for n in range(40)]
+    text = table(row(findings=many))
+    assert text.count("Warning, cell 7") == sweep.MOST_FINDINGS and "28 more findings: `python -m db show 7`" in text
 
 
 def test_what_reaches_inside_a_factor_is_a_column():
@@ -54,7 +93,7 @@ def test_a_failed_export_shows_its_error_and_what_to_do():
 
 def test_a_long_error_is_cut_in_the_table_and_whole_below_it():
     text = table(row(status="run_failed", error="x" * 300))
-    assert len(text.split("\n")[2]) < 160 and "x" * 300 in text
+    assert len(text.split("\n")[2]) < 170 and "x" * 300 in text
 
 
 def test_equal_failures_are_one_line():
@@ -89,6 +128,22 @@ def test_the_report_stands_alone():
 )
 def test_numbers(value, text):
     assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (1.34, "1.3"),
+        (465.4, "465"),
+        (9999.0, "9999"),
+        (2.6e6, "2.6e+06"),
+        (float("inf"), "inf"),
+        (None, ""),
+    ],
+)
+def test_multiples(value, text):
+    assert multiple(value) == text
 
 
 def test_a_range_of_one_number_is_that_number():

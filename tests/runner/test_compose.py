@@ -119,9 +119,9 @@ def test_a_missing_value_says_which(loader):
 
 
 def test_nested_keys_of_one_group_vary_together(loader):
-    found = sweep_of(loader, "model=path,tiny_gemma2", "model.path=/a,/b")
-    assert [c.config.model.path for c in found] == ["/a", "/b", "/a", "/b"]
-    assert [c.factors["model"] for c in found] == ["a", "b", "/a", "/b"]
+    found = sweep_of(loader, "builder=main,0.18.0", "builder.transformers=5.13.0,5.14.0")
+    assert [c.config.builder.transformers for c in found] == ["5.13.0", "5.14.0", "5.13.0", "5.14.0"]
+    assert [c.factors["builder"] for c in found] == ["main", "main", "0.18.0", "0.18.0"]
 
 
 def test_a_patch_list_is_named_by_its_members(loader):
@@ -160,6 +160,12 @@ def test_a_builder_that_cannot_be_is_refused(loader, override, says):
 def test_models_of_one_name_are_told_apart(loader):
     swept = sweep_of(loader, "model=path", "model.path=/x/m,/y/m")
     assert [c.factors["model"] for c in swept] == ["/x/m", "/y/m"]
+
+
+def test_a_path_beside_a_model_that_has_one_is_refused(loader):
+    one, two = sweep_of(loader, "model=path,tiny_llama", "model.path=/x/mine")
+    assert one.config.model.path == "/x/mine" and one.factors["model"] == "mine"
+    assert "model=tiny_llama has a folder of its own" in two.failure.message
 
 
 def test_options_go_before_overrides_wherever_they_stand():

@@ -30,6 +30,9 @@ class Tokenizer:
     def decode(self, tokens, skip_special_tokens):
         return "text"
 
+    def convert_ids_to_tokens(self, ids):
+        return [str(i) for i in ids]
+
 
 @pytest.fixture
 def task(tmp_path):
@@ -45,8 +48,12 @@ def task(tmp_path):
         if waiting:
             os.mkfifo(root / "side" / "continuations.json")
         elif not missing:
-            save(str(root / "side"), 0, "p", [1], np.zeros((1, 4), np.float32), Tokenizer(), set())
-        arguments = {"reference": str(root / "side"), "candidate": str(root / "side"), "expect": {}}
+            logits = np.zeros((1, 4), np.float32)
+            save(str(root / "side"), 0, "p", [1], logits, Tokenizer(), set(), forced=logits)
+        arguments = {
+            "reference": str(root / "side"), "candidate": str(root / "side"), "expect": {}, "noise": None,
+            "suspect": [], "thresholds": {"within": 10.0, "broken": 1000.0},
+        }  # fmt: skip
         return Task("compare", arguments, root / "out", root / "work", threads=1)
 
     return task

@@ -12,12 +12,12 @@ RESULT = {
     "noise_key": sa.Text(),
     "thresholds": sa.JSON(),
     "overridden": sa.JSON(),
-    "forced_diff_largest": sa.Float(),
+    "forced_diff_largest": sa.Double(),
     "nonsense_count": sa.Integer(),
-    "noise_floor_largest": sa.Float(),
+    "noise_floor_largest": sa.Double(),
 }
 PROMPT_RESULT = {
-    "forced_noise_ratio": sa.Float(),
+    "forced_noise_ratio": sa.Double(),
     "within_bands": sa.Boolean(),
     "parting": sa.JSON(),
     "reference_outcome": sa.Text(),
@@ -57,8 +57,8 @@ def upgrade() -> None:
         sa.Column("position", sa.Integer(), nullable=False),
         sa.Column("prompt", sa.Text(), nullable=True),
         sa.Column("versus", sa.Text(), nullable=True),
-        sa.Column("first", sa.Float(), nullable=True),
-        sa.Column("largest", sa.Float(), nullable=True),
+        sa.Column("first", sa.Double(), nullable=True),
+        sa.Column("largest", sa.Double(), nullable=True),
         sa.Column("left_out", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("noise_key", "variant", "position"),
     )

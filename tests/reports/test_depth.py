@@ -1,0 +1,71 @@
+"""What a column of depths supports, and no more."""
+
+from __future__ import annotations
+
+import pytest
+
+from reports import depth
+
+
+def rows(**ratios: float | None) -> list[dict]:
+    """Rows by layer count: l1=5.0 is five times the noise at one layer."""
+    return [
+        {
+            "layer_count": int(name[1:]), "layers": name[1:], "noise_ratio_largest": ratio, "first_diff_least": 1e-6,
+            "diff_largest": (ratio or 0) * 1e-6, "first_diff_largest": 1e-6, "noise_floor_largest": 1e-6,
+            "non_finite_count": 0, "thresholds": {"within": 10.0, "broken": 1000.0}, "verdict": "broken",
+            "identical_count": 1, "prompts_count": 2, "nonsense_count": 1,
+        }
+        for name, ratio in ratios.items()
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (rows(l1=500.0, l2=400.0, l7=600.0), "from 1 layer on: 5.0e-04 (500 × noise) at 1 layer"),
+        (rows(l1=500.0, l7=600.0), "depth does not build it up. It comes from inside a single layer"),
+        (rows(l1=20.0, l7=900.0), "with depth it grows 45 times"),
+        (rows(l3=500.0, l7=600.0), "from inside the first 3 layers"),
+        (rows(l1=1.0, l2=5.0, l4=40.0, l8=300.0), "grows with depth"),
+        (rows(l1=1.0, l5=1.5, l6=900.0), "enters between 5 layers and 6 layers"),
+        (rows(l1=1.0, l5=1.5, l6=900.0), "layers 5 to 5 (from 0)"),
+        (rows(l1=1.0, l7=2.0), "within the noise at every depth"),
+        (rows(l1=None, l7=2.0), "no noise floor"),
+    ],
+)
+def test_the_sentence_says_what_the_rows_support(found, said):
+    assert said in depth.sentence(found)
+
+
+def test_numbers_that_are_none_are_told_by_their_depth():
+    found = rows(l1=1.0, l2=1.0)
+    found[1]["non_finite_count"] = 1
+    assert "not finite from 2 layers on" in depth.sentence(found)
+
+
+def report(**ratios: float) -> dict:
+    factors = dict.fromkeys(depth.NAMES, "x") | {"model": "m", "builder": "1", "patch": "none"}
+    return {"lines": [{"factors": factors, "rows": rows(**ratios)}]}
+
+
+def test_one_row_a_depth_with_its_multiple():
+    text = depth.markdown(report(l1=500.0, l7=600.0))
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.split("\n") if line.startswith("|")]
+    assert lines[0] == [
+        "model", "builder", "patch", "Layers", "First-token max abs diff", "Largest", "Noise floor", "× noise",
+        "Verdict", "Identical",
+    ]  # fmt: skip
+    assert lines[2][3:] == ["1", "1.0e-06", "5.0e-04", "1.0e-06", "500", "broken", "1 of 2 (1 on nonsense)"]
+    assert "m 1 none: from 1 layer on" in text
+
+
+def test_nothing_to_compare_says_what_to_run():
+    assert "layers=1,2,all" in depth.markdown({"lines": []})
+
+
+@pytest.mark.parametrize("name", ["depth.png", "depth.svg"])
+def test_the_plot_is_drawn(tmp_path, name):
+    depth.plot(report(l1=500.0, l7=600.0), tmp_path / name)
+    start = (tmp_path / name).read_bytes()[:200]
+    assert start.startswith(b"\x89PNG") if name.endswith("png") else b"<svg" in start or b"<?xml" in start

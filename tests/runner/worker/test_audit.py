@@ -1,0 +1,218 @@
+"""What is odd about a prompt is found, with the reason, and a good prompt has nothing odd."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from audit import BOS, CHARACTERS, OUTSIDE, RUNTIME, SPLIT, SUSPECT, UNKNOWN, adds_its_bos, findings, runtime_ids
+
+WORDS = ["what", "is", "the", "capital", "of", "france", "spelled", "letters", "plainly", "user", "model"]
+MARKERS = ("<|turn>", "<turn|>")
+
+
+class Tokenizer:
+    """Words are tokens and so are its markers; other text is spelled, or unknown."""
+
+    def __init__(self, markers=MARKERS, words=WORDS, bos="<bos>", unk="<unk>", adds_bos=True, spells=True):
+        self.markers, self.adds_bos, self.spells = list(markers), adds_bos, spells
+        specials = [special for special in (bos, unk) if special]
+        self.vocabulary = [*specials, *self.markers, *words, *(chr(n) for n in range(32, 127)), "\n"]
+        self.bos_token, self.unk_token = bos, unk
+        self.bos_token_id = self.vocabulary.index(bos) if bos else None
+        self.unk_token_id = self.vocabulary.index(unk) if unk else None
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict:
+        whole = "|".join(map(re.escape, [*self.markers, *filter(None, [self.bos_token])]))
+        ids = [self.bos_token_id] if add_special_tokens and self.adds_bos else []
+        for piece in re.split(f"({whole})", text) if whole else [text]:
+            for word in [piece] if piece in self.vocabulary else re.findall(r"\w+|[^\w ]", piece):
+                ids += self.of_word(word)
+        return {"input_ids": ids}
+
+    def of_word(self, word: str) -> list[int]:
+        for known in (word, word.lower()):
+            if known in self.vocabulary:
+                return [self.vocabulary.index(known)]
+        if self.spells and word.isascii():
+            return [self.vocabulary.index(letter) for letter in word]
+        return [self.unk_token_id]
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+        return [self.vocabulary[i] for i in ids]
+
+    def get_added_vocab(self) -> dict[str, int]:
+        added = [token for token in (self.bos_token, self.unk_token, *self.markers) if token]
+        return {token: self.vocabulary.index(token) for token in added}
+
+
+GOOD = "What is the capital of France"
+
+
+def prompt_of(tokenizer, user_text: str = GOOD, before="<bos><|turn>user\n", after="<turn|>\n<|turn>model\n", **more):
+    text = before + user_text + after
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return {"name": "p", "user_text": user_text, "text": text, "ids": ids} | more
+
+
+def found(tokenizer, prompt: dict, vocabulary: int | None = 1000) -> dict[str, str]:
+    result = findings(tokenizer, [prompt], vocabulary)
+    assert all(set(finding) == {"prompt", "check", "evidence"} and finding["prompt"] == "p" for finding in result)
+    return {finding["check"]: finding["evidence"] for finding in result}
+
+
+def test_a_good_prompt_has_nothing_odd():
+    tokenizer = Tokenizer()
+    prompt = prompt_of(tokenizer)
+    assert found(tokenizer, prompt) == found(tokenizer, prompt, None) == {}
+    assert findings(tokenizer, [], 1000) == []
+
+
+def test_each_prompt_has_its_own_findings():
+    tokenizer = Tokenizer()
+    good, bad = prompt_of(tokenizer), prompt_of(tokenizer, before="") | {"name": "bad"}
+    assert [finding["prompt"] for finding in findings(tokenizer, [good, bad, good], 1000)] == ["bad"]
+
+
+def test_unknown_tokens_are_counted_and_their_words_told():
+    tokenizer = Tokenizer(spells=False)
+    prompt = prompt_of(tokenizer, "What is mistletoe of ananas", before="<bos>", after="")
+    assert found(tokenizer, prompt) == {UNKNOWN: "2 of 6 tokens are <unk> (1), in 'mistletoe', 'ananas'"}
+
+
+def test_a_tokenizer_without_an_unknown_token_knows_all():
+    tokenizer = Tokenizer(unk=None)
+    assert found(tokenizer, prompt_of(tokenizer)) == {}
+
+
+def test_markers_of_another_model_are_letters_to_this_one():
+    tokenizer = Tokenizer()
+    prompt = prompt_of(tokenizer, before="<bos><start_of_turn>user\n", after="<end_of_turn>\n<start_of_turn>model\n")
+    (said,) = found(tokenizer, prompt).values()
+    assert SPLIT in found(tokenizer, prompt)
+    assert said.startswith(f"<start_of_turn> -> {[*'<start_of_turn>']}; the tokenizer's markers are <turn|>, <|turn>; ")
+    assert said.count("<start_of_turn> ->") == said.count("<end_of_turn> ->") == 1
+
+
+@pytest.mark.parametrize("marker", ["<|im_start|>", "<|turn>", "<turn|>", "<｜User｜>", "<start_of_turn>"])
+def test_a_marker_is_split_unless_it_is_a_token(marker):
+    letters = Tokenizer(markers=[], words=[*WORDS, "｜"])
+    prompt = prompt_of(letters, before=f"<bos>{marker}", after="")
+    (evidence,) = found(letters, prompt).values()
+    assert evidence.startswith(f"{marker} -> ['<', ") and "markers are" not in evidence
+    whole = Tokenizer(markers=[marker])
+    assert found(whole, prompt_of(whole, before=f"<bos>{marker}", after="")) == {}
+
+
+def test_text_in_angle_brackets_is_no_marker():
+    tokenizer = Tokenizer()
+    assert found(tokenizer, prompt_of(tokenizer, "What is <the> capital of France or a < b | c > d")) == {}
+
+
+def test_a_bos_put_twice():
+    tokenizer = Tokenizer()
+    prompt = prompt_of(tokenizer, before="<bos><bos><|turn>user\n")
+    assert found(tokenizer, prompt) == {BOS: f"2 <bos> (0) at the start: [0, 0, 2, {prompt['ids'][3]}]"}
+
+
+def test_a_bos_that_the_tokenizer_would_put_is_missed():
+    tokenizer = Tokenizer()
+    assert adds_its_bos(tokenizer)
+    prompt = prompt_of(tokenizer, before="<|turn>user\n")
+    evidence = f"no <bos> (0) at the start, which the tokenizer itself would put: {prompt['ids'][:4]}"
+    assert found(tokenizer, prompt) == {BOS: evidence}
+
+
+@pytest.mark.parametrize("more", [{"adds_bos": False}, {"bos": None, "adds_bos": False}])
+def test_a_bos_that_the_tokenizer_would_not_put_is_not_missed(more):
+    tokenizer = Tokenizer(**more)
+    assert not adds_its_bos(tokenizer)
+    assert found(tokenizer, prompt_of(tokenizer, before="<|turn>user\n")) == {}
+
+
+def test_a_bos_put_by_the_template_alone_is_right():
+    tokenizer = Tokenizer(adds_bos=False)
+    assert found(tokenizer, prompt_of(tokenizer)) == {}
+
+
+def test_a_bos_later_on_is_not_put_twice():
+    tokenizer = Tokenizer()
+    assert found(tokenizer, prompt_of(tokenizer, "what <bos> is <bos> the capital")) == {}
+
+
+def test_one_token_a_character():
+    tokenizer = Tokenizer(words=["user", "model"])
+    text = "thequickbrownfoxjumpsoverthelazydog"
+    evidence = f"35 tokens for 35 characters: {[*'thequick']} …; a trained tokenizer needs about a quarter"
+    assert found(tokenizer, prompt_of(tokenizer, text)) == {CHARACTERS: evidence}
+
+
+@pytest.mark.parametrize("text", ["", "short spelling", "آسمان چه رنگی است و پایتخت ایران کجاست؟", GOOD])
+def test_text_that_may_be_a_token_a_character(text):
+    tokenizer = Tokenizer(words=[*WORDS, *"آسمانچهرنگیاستوپایتختکجا؟"])
+    prompt = prompt_of(tokenizer, text) | {"ids": [0, 2, 3]}
+    assert found(tokenizer, prompt) == {}
+
+
+def test_ids_outside_the_vocabulary():
+    tokenizer = Tokenizer()
+    prompt = prompt_of(tokenizer) | {"ids": [0, 9, 10, 11, 12, 10, -1, 13, 14, 15]}
+    assert found(tokenizer, prompt, 10) == {
+        OUTSIDE: "ids [-1, 10, 11, 12, 13] are outside the model's vocabulary of 10"
+    }
+    assert found(tokenizer, prompt_of(tokenizer) | {"ids": [0, 9]}, 10) == {}
+    assert found(tokenizer, prompt, None) == {}
+
+
+def test_what_makes_a_prompt_suspect():
+    assert set(SUSPECT) == {UNKNOWN, SPLIT, OUTSIDE}
+
+
+def runtime(ids) -> list[dict]:
+    """What is found where the runtime encodes a prompt of ids 1 2 3 4 as `ids`."""
+
+    def encode(text):
+        assert text == "t"
+        if isinstance(ids, Exception):
+            raise ids
+        return ids
+
+    return runtime_ids(encode, [{"name": "p", "user_text": "u", "text": "t", "ids": [1, 2, 3, 4]}])
+
+
+def test_a_runtime_that_agrees_and_one_that_there_is_not():
+    assert runtime([1, 2, 3, 4]) == []
+    assert runtime_ids(None, [{"name": "p", "user_text": "u", "text": "t", "ids": [1]}]) == []
+
+
+@pytest.mark.parametrize(
+    ("ids", "evidence"),
+    [
+        ([1, 9, 3, 4], "from token 1 on: [9, 3, 4] (4 in all), and transformers' [2, 3, 4] (4 in all)"),
+        ([0, 1, 2, 3, 4], "from token 0 on: [0, 1, 2, 3] (5 in all), and transformers' [1, 2, 3, 4] (4 in all)"),
+        ([1, 2], "from token 2 on: [] (2 in all), and transformers' [3, 4] (4 in all)"),
+        ([1, 2, 3, 4, 5], "from token 4 on: [5] (5 in all), and transformers' [] (4 in all)"),
+        ([], "from token 0 on: [] (0 in all), and transformers' [1, 2, 3, 4] (4 in all)"),
+    ],
+)
+def test_a_runtime_that_differs(ids, evidence):
+    (finding,) = runtime(ids)
+    assert finding == {"prompt": "p", "check": RUNTIME, "evidence": evidence + ", which both sides were given"}
+
+
+def test_a_runtime_that_raises_is_told_of_and_the_next_prompt_is_asked():
+    assert runtime(ValueError("no such token")) == [
+        {"prompt": "p", "check": RUNTIME, "evidence": "ValueError: no such token"}
+    ]
+    asked = []
+    prompts = [{"name": name, "user_text": name, "text": name, "ids": [1]} for name in "ab"]
+
+    def encode(text):
+        asked.append(text)
+        raise RuntimeError
+
+    assert len(runtime_ids(encode, prompts)) == 2 and asked == ["a", "b"]
+
+
+def test_the_runtime_is_not_asked_about_prompts_made_of_ids():
+    assert runtime_ids(pytest.fail, [{"name": "window", "user_text": "", "text": "t", "ids": [1]}]) == []
