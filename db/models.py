@@ -11,13 +11,18 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, DateTime, ForeignKey, Index, Text, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Index, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 FACTORS = (
     "model", "dtype", "layers", "builder", "patch", "runtime", "backend", "precision",
     "prompts", "reference", "max_new_tokens", "threads",
 )  # fmt: skip
+
+
+AXES = (*FACTORS, "options")
+# From best to worst; a cell's verdict is the worst of its prompts', and a failed cell's is the last.
+VERDICTS = ("within_noise", "near_tie", "elevated", "broken", "non_finite", "failed")
 
 
 def error_line(error_type: str | None, error: str | None) -> str | None:
@@ -88,6 +93,7 @@ class Cell(Base):
     source: Mapped[str | None]  # the builder's, in words
     source_commit: Mapped[str | None]
     source_dirty: Mapped[bool | None]
+    source_tree: Mapped[str | None]  # hash of the builder's files before the patch
     patch_hash: Mapped[str | None]
     patch_outcome: Mapped[str | None]  # applied, present, not_applicable, failed, none
     result_id: Mapped[int | None] = mapped_column(ForeignKey("result.id"))
@@ -95,6 +101,57 @@ class Cell(Base):
     sweep: Mapped[Sweep] = relationship()
     result: Mapped[Result | None] = relationship()
     changes: Mapped[list[ChangeOutcome]] = relationship(order_by="ChangeOutcome.position", cascade="all")
+
+
+class CellRest(Base):
+    """For each axis of a finished cell a number that stands for all its other axes, and its verdict.
+
+    Cells that share one differ in that axis alone: pairs are found in one pass over this table.
+    """
+
+    __tablename__ = "cell_rest"
+    __table_args__ = {"sqlite_with_rowid": False}
+
+    axis: Mapped[int] = mapped_column(primary_key=True)  # place in `AXES`
+    rest: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    cell_id: Mapped[int] = mapped_column(ForeignKey("cell.id"), primary_key=True)
+    verdict: Mapped[int]  # place in `VERDICTS`
+
+
+class Item(Base):
+    """An issue or pull request whose state a status table shows."""
+
+    __tablename__ = "item"
+
+    key: Mapped[str] = mapped_column(primary_key=True)  # as people write it: #2884
+    what: Mapped[str]
+    link: Mapped[str | None]
+    position: Mapped[int]
+    states: Mapped[list[ItemState]] = relationship(order_by="ItemState.position", cascade="all")
+
+
+class ItemState(Base):
+    """What was said of an item on a day; the last is the present one."""
+
+    __tablename__ = "item_state"
+
+    item_key: Mapped[str] = mapped_column(ForeignKey("item.key"), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    state: Mapped[str]
+    date: Mapped[str]  # YYYY-MM-DD
+    recorded: Mapped[datetime] = mapped_column(default=now)
+
+
+class Claim(Base):
+    """What newest cells are held to: a filter, and what is expected of those that it finds."""
+
+    __tablename__ = "claim"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    item_key: Mapped[str | None] = mapped_column(ForeignKey("item.key"))
+    what: Mapped[str]
+    filters: Mapped[dict[str, Any]]  # {factor: [values]}
+    expect: Mapped[dict[str, Any]]
 
 
 class Machine(Base):
@@ -188,6 +245,7 @@ class Result(Base):
     nonsense_count: Mapped[int | None]  # identical to a reference that is not sensible itself
     noise_floor_largest: Mapped[float | None]
     noise_ratio_largest: Mapped[float | None]
+    multiple_largest: Mapped[float | None]  # of the noise, free-running or forced: what the verdict is by
     verdict: Mapped[str | None]
 
     machine: Mapped[Machine | None] = relationship()
@@ -214,6 +272,7 @@ class ChangeOutcome(Base):
     cell_id: Mapped[int] = mapped_column(ForeignKey("cell.id"), primary_key=True)
     position: Mapped[int] = mapped_column(primary_key=True)
     change: Mapped[str]
+    hash: Mapped[str | None]  # of what the change does, whatever it is called
     status: Mapped[str]  # applied, present, not_applicable, failed
     detail: Mapped[str]
 

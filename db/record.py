@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Engine, func, insert, select, update
+from sqlalchemy import Engine, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from db.engine import reading, writing
 from db.models import (
+    AXES,
     FACTORS,
+    VERDICTS,
     Cell,
+    CellRest,
     ChangeOutcome,
     Environment,
     Finding,
@@ -38,13 +42,13 @@ PROMPT_FLOATS = (
     "noise_floor", "noise_ratio", "forced_noise_ratio", "reference_range",
 )  # fmt: skip
 # A number of these that is not finite is the export's; a reference without a range is no export's fault.
+# Ends of a cell that say nothing of it.
+UNFINISHED = ("skipped", "preempted", "killed", "config_failed")
 OF_THE_EXPORT = PROMPT_FLOATS[:3]
 PROMPT_PLAIN = (
     "prompt", "matched_tokens", "compared_tokens", "tokens_identical", "sensible", "candidate_sensible", "outcome",
     "reference_text", "candidate_text", "verdict", "within_bands", "parting", "reference_outcome",
 )  # fmt: skip
-# From best to worst; a cell's verdict is the worst of its prompts'.
-VERDICTS = ("within_noise", "near_tie", "elevated", "broken", "non_finite")
 
 
 @dataclass(frozen=True)
@@ -150,9 +154,35 @@ def record_result(engine: Engine, cell_id: int, new: NewResult, provenance: Prov
 def finish_cell(session: Session, cell_id: int, result_id: int, found: bool, provenance: Provenance) -> None:
     values = {"result_id": result_id, "found": found, **provenance.values}
     session.execute(update(Cell).where(Cell.id == cell_id).values(values))
+    add_rests(session, session.get_one(Cell, cell_id), session.get_one(Result, result_id))
     rows = [{"cell_id": cell_id, "position": n, **change} for n, change in enumerate(provenance.changes)]
     if rows:
         session.execute(insert(ChangeOutcome), rows)
+
+
+def add_rests(session: Session, cell: Cell, result: Result) -> None:
+    """Enter a cell among those that differ from it in one axis alone."""
+    if result.status == "ok":
+        if result.verdict is None:
+            return
+        verdict = VERDICTS.index(result.verdict)
+    elif result.status in UNFINISHED:
+        return
+    else:
+        verdict = VERDICTS.index("failed")
+    values = [getattr(cell, axis) or "" for axis in AXES]
+    rows = [
+        {"axis": n, "rest": rest_of([*values[:n], *values[n + 1 :]]), "cell_id": cell.id, "verdict": verdict}
+        for n in range(len(AXES))
+    ]
+    session.execute(delete(CellRest).where(CellRest.cell_id == cell.id))
+    session.execute(insert(CellRest), rows)
+
+
+def rest_of(values: Sequence[str]) -> int:
+    """A number of 63 bits for some values: databases have no larger integers."""
+    digest = hashlib.sha256("\0".join(values).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def summary(prompts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -172,6 +202,8 @@ def summary(prompts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ("noise_ratio_largest", "noise_ratio"),
     ):
         columns[column] = max(finite(name), default=None)
+    multiples = finite("noise_ratio") + finite("forced_noise_ratio")
+    columns["multiple_largest"] = max(multiples, default=None)
     columns["identical_count"] = sum(p["tokens_identical"] for p in prompts)
     columns["nonsense_count"] = sum(p["tokens_identical"] and p["sensible"] is False for p in prompts)
     columns["non_finite_count"] = sum(any(n[name]["kind"] != "finite" for name in OF_THE_EXPORT) for n in numbers)

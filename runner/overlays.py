@@ -19,12 +19,13 @@ CORRECT = "correct its anchor, count or pattern, or add a variant"
 
 @dataclass(frozen=True)
 class Overlay:
-    """The patched ``models`` folder, its tree hash, what became of each change, and the patch's own hash."""
+    """The patched ``models`` folder, its tree hash, what became of each change, and hashes of what they do."""
 
     path: Path
     tree: str
     outcomes: list[dict]
     patch_hash: str  # of the changes and the diffs' texts
+    change_hashes: dict[str, str]  # of each by its name
 
 
 async def make(store: Store, source: Source, patch: Patch, texts: list[DiffText]) -> Overlay:
@@ -47,13 +48,20 @@ async def make(store: Store, source: Source, patch: Patch, texts: list[DiffText]
         async with store.locked(f"overlay-{key}"):
             artifact = store.find("overlays", key) or patched_copy(store, key, inputs, source, patch, texts)
     meta = artifact.meta
-    return Overlay(artifact.path / "models", meta["tree"], meta["outcomes"], patch_hash(patch, texts))
+    hashes = change_hashes(patch, texts)
+    return Overlay(artifact.path / "models", meta["tree"], meta["outcomes"], patch_hash(patch, texts), hashes)
 
 
 def patch_hash(patch: Patch, texts: list[DiffText]) -> str:
     """What a patch does, whatever it is called: two files of one name are told apart by it."""
     changes = [[name, asdict(change)] for name, change in patch.changes.items()]
     return hashing.of_value(changes, [diff.text for diff in texts], patch.reverse)
+
+
+def change_hashes(patch: Patch, texts: list[DiffText]) -> dict[str, str]:
+    """What each change does, whatever it is called and wherever it stands in a set."""
+    changes = {name: hashing.of_value(asdict(change), patch.reverse) for name, change in patch.changes.items()}
+    return changes | {diff.name: hashing.of_value(diff.text, patch.reverse) for diff in texts}
 
 
 def patched_copy(store: Store, key: str, inputs: dict, source: Source, patch: Patch, texts: list[DiffText]) -> Artifact:

@@ -159,7 +159,10 @@ def provenance(cell: Cell, plan: Plan | None, failed: Failure | None = None) -> 
     source = plan.source if plan else failed.source if failed else None
     if source:
         values |= {"source": scrub(source.said), "source_commit": source.commit, "source_dirty": source.dirty}
-    return Provenance(values, [{key: o[key] for key in ("change", "status", "detail")} for o in outcomes])
+        values["source_tree"] = source.tree
+    hashes = plan.overlay.change_hashes if plan else {}
+    changes = [{key: o[key] for key in ("change", "status", "detail")} for o in outcomes]
+    return Provenance(values, [{**change, "hash": hashes.get(change["change"])} for change in changes])
 
 
 def dtypes_of(plan: Plan) -> str:
