@@ -103,6 +103,16 @@ class Cell(Base):
     changes: Mapped[list[ChangeOutcome]] = relationship(order_by="ChangeOutcome.position", cascade="all")
 
 
+class Overlay(Base):
+    """What a patch made of a builder's sources; the rows that cells with this tree share."""
+
+    __tablename__ = "overlay"
+
+    tree: Mapped[str] = mapped_column(primary_key=True)
+    source_tree: Mapped[str]
+    diff: Mapped[str]  # unified, of the models folder; empty where the patch changed nothing
+
+
 class CellRest(Base):
     """For each axis of a finished cell a number that stands for all its other axes, and its verdict.
 

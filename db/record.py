@@ -26,6 +26,7 @@ from db.models import (
     MetricName,
     MetricValue,
     NoiseValue,
+    Overlay,
     Package,
     PromptInput,
     PromptResult,
@@ -73,13 +74,14 @@ class NewResult:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a cell's export was made of: columns of `Cell`, and each patch change's columns.
+    """What a cell's export was made of: columns of `Cell`, each patch change's columns, and `Overlay`'s.
 
     The cell's and not the result's: equal results may come from different requests.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
     changes: Sequence[Mapping[str, Any]] = ()
+    overlay: Mapping[str, Any] | None = None
 
 
 def begin_sweep(
@@ -158,6 +160,7 @@ def finish_cell(session: Session, cell_id: int, result_id: int, found: bool, pro
     rows = [{"cell_id": cell_id, "position": n, **change} for n, change in enumerate(provenance.changes)]
     if rows:
         session.execute(insert(ChangeOutcome), rows)
+    add_shared(session, Overlay, "tree", [provenance.overlay] if provenance.overlay else [])
 
 
 def add_rests(session: Session, cell: Cell, result: Result) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from runner.schema import Patch
 from runner.sources import Source
 from runner.store import Artifact, Store
 
-OVERLAY_VERSION = 3
+OVERLAY_VERSION = 4
 CORRECT = "correct its anchor, count or pattern, or add a variant"
 
 
@@ -26,6 +27,7 @@ class Overlay:
     outcomes: list[dict]
     patch_hash: str  # of the changes and the diffs' texts
     change_hashes: dict[str, str]  # of each by its name
+    diff: str  # of the whole, as a unified diff of the models folder
 
 
 async def make(store: Store, source: Source, patch: Patch, texts: list[DiffText]) -> Overlay:
@@ -49,7 +51,8 @@ async def make(store: Store, source: Source, patch: Patch, texts: list[DiffText]
             artifact = store.find("overlays", key) or patched_copy(store, key, inputs, source, patch, texts)
     meta = artifact.meta
     hashes = change_hashes(patch, texts)
-    return Overlay(artifact.path / "models", meta["tree"], meta["outcomes"], patch_hash(patch, texts), hashes)
+    diff = meta["diff"]
+    return Overlay(artifact.path / "models", meta["tree"], meta["outcomes"], patch_hash(patch, texts), hashes, diff)
 
 
 def patch_hash(patch: Patch, texts: list[DiffText]) -> str:
@@ -79,7 +82,28 @@ def patched_copy(store: Store, key: str, inputs: dict, source: Source, patch: Pa
             )
             failure.outcomes = outcomes
             raise failure
-        return store.finish("overlays", key, draft, inputs, {"tree": hashing.of_tree(models), "outcomes": outcomes})
+        meta = {"tree": hashing.of_tree(models), "outcomes": outcomes, "diff": tree_diff(source.path, models)}
+        return store.finish("overlays", key, draft, inputs, meta)
+
+
+def tree_diff(before: Path, after: Path) -> str:
+    """What differs between two folders of sources, as a unified diff that ``patch -p1`` takes there."""
+    names = sorted({str(file.relative_to(root)) for root in (before, after) for file in root.rglob("*.py")})
+    return "".join(file_diff(name, before / name, after / name) for name in names)
+
+
+def file_diff(name: str, before: Path, after: Path) -> str:
+    old, new = (text_of(path) for path in (before, after))
+    if old == new:
+        return ""
+    lines = difflib.unified_diff(
+        old.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{name}", f"b/{name}", lineterm="\n"
+    )
+    return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def apply(models: Path, patch: Patch, version: str | None, texts: list[DiffText]) -> list[patches.Outcome]:

@@ -143,6 +143,9 @@ def new_result(
         machine=machine.describe(),
         stages=[run.row() for run in runs],
         prompts=prompts,
+        overlay={"tree": plan.overlay.tree, "source_tree": plan.source.tree, "diff": plan.overlay.diff}
+        if plan
+        else None,
     )
 
 
@@ -162,7 +165,10 @@ def provenance(cell: Cell, plan: Plan | None, failed: Failure | None = None) -> 
         values["source_tree"] = source.tree
     hashes = plan.overlay.change_hashes if plan else {}
     changes = [{key: o[key] for key in ("change", "status", "detail")} for o in outcomes]
-    return Provenance(values, [{**change, "hash": hashes.get(change["change"])} for change in changes])
+    overlay = None
+    if plan:
+        overlay = {"tree": plan.overlay.tree, "source_tree": plan.source.tree, "diff": plan.overlay.diff}
+    return Provenance(values, [{**change, "hash": hashes.get(change["change"])} for change in changes], overlay)
 
 
 def dtypes_of(plan: Plan) -> str:
