@@ -143,9 +143,6 @@ def new_result(
         machine=machine.describe(),
         stages=[run.row() for run in runs],
         prompts=prompts,
-        overlay={"tree": plan.overlay.tree, "source_tree": plan.source.tree, "diff": plan.overlay.diff}
-        if plan
-        else None,
     )
 
 
