@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Optional
 
 import typer
 
-from db import detail, output, query
+from db import detail, output, query, sql
+from db import why as reasons
 from db.engine import DatabaseProblem, open_database
 from db.models import FACTORS
 
@@ -18,6 +19,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 Db = Annotated[Optional[str], typer.Option("--db", help="An SQLAlchemy URL or a path.")]
 Format = Annotated[str, typer.Option("--format", help=f"One of {', '.join(output.FORMATS)}.")]
+Columns = Annotated[Optional[str], typer.Option("--columns", help="Only these, in this order: cell,verdict.")]
 Several = Optional[list[str]]
 # The options of every command that lists cells: a name and its type, which is also its help.
 FILTERS: dict[str, Any] = {
@@ -34,14 +36,15 @@ FILTERS: dict[str, Any] = {
 def listing(name: str, help: str, show: Callable[[Callable, Mapping[str, Any], str], None]) -> None:
     """Add a command that lists cells: ``show(rows of, options, format)`` with the filters of `FILTERS`."""
 
-    def command(format: str = "table", **options: Any) -> None:
-        show(partial(filtered_rows, options=options), options, format)
+    def command(format: str = "table", columns: str | None = None, **options: Any) -> None:
+        show(partial(filtered_rows, options=options), {**options, "columns": columns}, format)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(n, keyword, default=None, annotation=kind) for n, kind in FILTERS.items()]
+    parameters.append(inspect.Parameter("columns", keyword, default=None, annotation=Columns))
     parameters.append(inspect.Parameter("format", keyword, default="table", annotation=Format))
     command.__signature__ = inspect.Signature(parameters)
-    command.__annotations__ = {**FILTERS, "format": Format}
+    command.__annotations__ = {**FILTERS, "columns": Columns, "format": Format}
     app.command(name, help=help)(command)
 
 
@@ -59,15 +62,24 @@ def show_results(rows_of: Callable, options: Mapping[str, Any], format: str) -> 
     if failures_only and format in ("table", "md"):
         output.show(rows_of(query.failure_groups), query.FAILURE_COLUMNS, format)
     else:
-        output.show(rows_of(query.result_rows), query.RESULT_COLUMNS, format)
+        output.show(rows_of(query.result_rows), chosen(query.RESULT_COLUMNS, options), format)
 
 
-def show_cells(rows_of: Callable, _options: Mapping[str, Any], format: str) -> None:
-    output.show(rows_of(query.cell_rows), query.CELL_COLUMNS, format)
+def show_cells(rows_of: Callable, options: Mapping[str, Any], format: str) -> None:
+    output.show(rows_of(query.cell_rows), chosen(query.CELL_COLUMNS, options), format)
 
 
-def show_history(rows_of: Callable, _options: Mapping[str, Any], format: str) -> None:
-    output.show(rows_of(query.history_rows), query.HISTORY_COLUMNS, format)
+def show_history(rows_of: Callable, options: Mapping[str, Any], format: str) -> None:
+    output.show(rows_of(query.history_rows), chosen(query.HISTORY_COLUMNS, options), format)
+
+
+def chosen(known: Sequence[str], options: Mapping[str, Any]) -> Sequence[str]:
+    """The columns asked for, or all of them. Errors: `query.NotInDatabase` with those there are."""
+    if not options["columns"]:
+        return known
+    asked = [name.strip() for name in options["columns"].split(",")]
+    query.refuse_absent("--columns", asked, set(known))
+    return asked
 
 
 listing(
@@ -134,6 +146,37 @@ def metrics(
 
 
 @app.command()
+def diff(one: int, two: int, format: Format = "table", db: Db = None) -> None:
+    """Only what differs between two cells: what they were made of, and what came out."""
+    rows = reasons.diff_rows(open_database(db, create=False), one, two)
+    output.show(rows, reasons.DIFF_COLUMNS, format)
+
+
+@app.command()
+def why(cell: int, db: Db = None) -> None:
+    """Why a cell was computed or found: the first input that differs from its nearest finished neighbour."""
+    found = reasons.why(open_database(db, create=False), cell)
+    ran = ", ".join(found["made"])
+    said = "its result was there before the sweep" if found["found"] else f"computed: {ran}" if ran else "nothing ran"
+    print(f"cell {cell}: {said}")
+    if found["neighbour"] is None:
+        print("no other finished cell to compare it with")
+        return
+    print(f"nearest finished cell: {found['neighbour']}")
+    if found["stage"]:
+        print(f"first stage that is another: {found['stage']}")
+    for difference in found["differences"] or ["nothing that decides a result"]:
+        print(f"differs in: {difference}")
+
+
+@app.command("sql")
+def run_sql(statement: str, format: Format = "table", db: Db = None) -> None:
+    """Run a query of your own; the connection can only read."""
+    columns, rows = sql.read(open_database(db, create=False), statement)
+    output.show(rows, columns, format)
+
+
+@app.command()
 def prompts(cell: int, format: Format = "table", db: Db = None) -> None:
     """What both sides of a cell were given: each prompt's text after the template, its ids, the template's hash."""
     output.show(detail.input_rows(open_database(db, create=False), cell), detail.INPUT_COLUMNS, format)
@@ -142,7 +185,7 @@ def prompts(cell: int, format: Format = "table", db: Db = None) -> None:
 def main() -> None:
     try:
         app()
-    except (DatabaseProblem, query.NotInDatabase, output.UnknownFormat) as error:
+    except (DatabaseProblem, query.NotInDatabase, output.UnknownFormat, sql.SqlProblem) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
 

@@ -16,7 +16,7 @@ ROLES = ("builder", "runtime", "reference")
 PACKAGE_COLUMNS = ("package", *ROLES)
 CHANGE_COLUMNS = ("change", "status", "detail")
 STAGE_COLUMNS = ("stage", "found", "seconds", "peak_memory_bytes", "artifact")
-TEXT_COLUMNS = ("prompt", "verdict", "reference_outcome", "outcome", "reference_text", "candidate_text")
+TEXT_COLUMNS = ("prompt", "verdict", "reference_outcome", "outcome", "parting", "reference_text", "candidate_text")
 FINDING_COLUMNS = ("kind", "prompt", "check", "evidence")
 INPUT_COLUMNS = ("prompt", "tokens", "text", "ids", "template_source", "template_hash")
 
@@ -32,11 +32,28 @@ def cell_detail(engine: Engine, cell_id: int) -> dict[str, Any]:
         return {
             "cell": cell_part(cell, result) | {"sweep started": cell.sweep.started},
             "result": columns_of(result) if result else {},
-            "prompts": [{c: getattr(row, c) for c in TEXT_COLUMNS} for row in (result.prompts if result else [])],
+            "prompts": [text_part(row) for row in (result.prompts if result else [])],
             "findings": [{c: getattr(row, c) for c in FINDING_COLUMNS} for row in (result.findings if result else [])],
             "changes": [{c: getattr(row, c) for c in CHANGE_COLUMNS} for row in cell.changes],
             "stages": [stage_part(row) for row in (result.stages if result else [])],
         }
+
+
+def text_part(prompt: PromptResult) -> dict[str, Any]:
+    """What both sides said of a prompt, and where they parted."""
+    return {c: getattr(prompt, c) for c in TEXT_COLUMNS} | {"parting": parting(prompt)}
+
+
+def parting(prompt: PromptResult) -> str | None:
+    """Where two texts part: the step, each side's two likeliest tokens, and by how little the reference chose."""
+    if not prompt.parting:
+        return None
+    sides = [
+        f"{side} " + ", ".join(f"{token!r} {logit:.4g}" for _, token, logit in top[:2] if logit is not None)
+        for side, top in prompt.parting["top"].items()
+    ]
+    gap = prompt.parting["gap"]["value"]
+    return f"at {prompt.parting['step']}: {'; '.join(sides)}" + ("" if gap is None else f"; gap {gap:.2g}")
 
 
 def stage_part(stage: StageRun) -> dict[str, Any]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
+JOINERS = "\u200c\u200d"
+# What markdown takes for markup wherever it stands. An underscore inside a word is none.
+MARKUP = re.compile(r"[\\`*<>|\[\]~$]|(?<!\w)_|_(?!\w)")
 FORMATS = ("table", "csv", "json", "md")
 
 
@@ -79,7 +83,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
     Whatever stands in a cell (model output, an error message) cannot break it.
     """
-    cells = [[short(value).replace("|", "\\|") for value in row] for row in [header, *rows]]
+    cells = [[markdown_text(value) for value in row] for row in [header, *rows]]
     widths = [max(3, *(cell_len(row[n]) for row in cells)) for n in range(len(header))]
     lines = ["| " + " | ".join(set_cell_size(c, w) for c, w in zip(row, widths, strict=True)) + " |" for row in cells]
     rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
@@ -92,7 +96,7 @@ def show_pairs(pairs: Mapping[str, Any]) -> None:
         if value is None or value == "":
             continue
         text = str(value) if isinstance(value, str) else short(value)
-        lines = ["".join(c if c.isprintable() else " " for c in line) for line in text.strip().splitlines()]
+        lines = [printable(line) for line in text.strip().splitlines()]
         if len(lines) > 1:
             print(f"{name}:", *(f"    {line}" for line in lines), sep="\n")
         else:
@@ -107,4 +111,23 @@ def short(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.3g}"
-    return " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
+    return " ".join(printable(str(value)).split())
+
+
+def printable(text: str) -> str:
+    """Text without what could move a terminal's cursor, turn its direction, or hide in it: control and format
+    characters become blanks, save the joiners that Persian and emoji are written with."""
+    return "".join(c if c.isprintable() or c in JOINERS else " " for c in text)
+
+
+def markdown_text(value: Any) -> str:
+    """A value as markdown shows it, character for character: whatever it is, it is no markup and no HTML."""
+    return MARKUP.sub(r"\\\g<0>", short(value)).replace("&", "&amp;")
+
+
+def markdown_code(value: Any) -> str:
+    """A value as a code span, in more backticks than any that stand in it."""
+    text = short(value)
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    pad = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{pad}{text}{pad}{fence}" if text else ""

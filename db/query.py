@@ -29,13 +29,13 @@ RESULT_COLUMNS = (
 SWEEP_COLUMNS = ("sweep", "started", "seconds", "state", "cells", "found", "ok", "failed", "skipped", "command")
 CELL_COLUMNS = (
     "sweep", "cell", *FACTORS, "options", "source", "status", "error", "found", "patch_outcome", "first_diff_least",
-    "first_diff_largest", "diff_largest", "forced_diff_largest", "noise_floor_largest", "noise_ratio_largest",
+    "first_diff_largest", "diff_largest", "forced_diff_largest", "noise_floor_largest", "multiple_largest",
     "verdict", "identical_count", "nonsense_count", "prompts_count", "sensible_count", "candidate_sensible_count",
-    "files_dtype", "reference_dtype", "candidate_dtype", "seconds",
+    "files_dtype", "reference_dtype", "candidate_dtype", "measurement_version", "seconds",
 )  # fmt: skip
 HISTORY_COLUMNS = (
     "builder", *(factor for factor in FACTORS if factor != "builder"), "options", "changed", "status",
-    "first_diff_least", "first_diff_largest", "noise_ratio_largest", "verdict", "identical_count", "nonsense_count",
+    "first_diff_least", "first_diff_largest", "multiple_largest", "verdict", "identical_count", "nonsense_count",
     "prompts_count", "error", "sweep", "cell",
 )  # fmt: skip
 # Two findings are the same while their largest first-token diffs are within this factor of each other.
@@ -80,7 +80,7 @@ def check_filters(engine: Engine, filters: Mapping[str, Sequence[str]], status: 
 def refuse_absent(option: str, asked: Sequence[str], there: set[str]) -> None:
     absent = sorted(set(asked) - there)
     if absent:
-        raise NotInDatabase(f"{option} {absent[0]}: no cell has it; there are: {', '.join(sorted(there)) or 'none'}")
+        raise NotInDatabase(f"{option} {absent[0]}: there is none; there are: {', '.join(sorted(there)) or 'none'}")
 
 
 def filtered(query: Select, filters: Mapping[str, Sequence[str]], status: Sequence[str], sweep: int | None) -> Select:
@@ -139,6 +139,7 @@ def cell_part(cell: Cell, result: Result | None) -> dict[str, Any]:
     row |= {"status": result.status if result else PENDING, "found": cell.found}
     row["patch_outcome"] = cell.patch_outcome
     row |= {"error": result.error_line if result else None, "hint": result.hint if result else None}
+    row["created"] = result.created if result else None
     row["error_frame"] = result.error_frame if result else None
     return row
 
@@ -148,9 +149,10 @@ def summary_part(result: Result | None) -> dict[str, Any]:
     names = (
         "prompts_count", "identical_count", "sensible_count", "candidate_sensible_count",
         "first_diff_least", "first_diff_largest", "diff_least", "diff_largest", "forced_diff_largest",
-        "non_finite_count", "nonsense_count", "noise_floor_largest", "noise_ratio_largest", "thresholds",
-        "verdict", "failed_stage", "checkpoint_dtype", "files_dtype", "reference_dtype", "candidate_dtype",
-        "layer_count", "noise_key", "prompts_key", "overridden", "seconds", "stand_in", "measurement_version",
+        "non_finite_count", "nonsense_count", "noise_floor_largest", "noise_ratio_largest", "multiple_largest",
+        "thresholds", "verdict", "failed_stage", "checkpoint_dtype", "files_dtype", "reference_dtype",
+        "candidate_dtype", "layer_count", "noise_key", "prompts_key", "overridden", "seconds", "stand_in",
+        "measurement_version",
     )  # fmt: skip
     return {name: getattr(result, name, None) for name in names} | {"result": result.id if result else None}
 
@@ -256,8 +258,12 @@ def history_rows(
 
 def of_one_measurement(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without the numbers that an older version of the measuring made: they do not belong in one table."""
-    newest = max((row["measurement_version"] or 0 for row in rows), default=0)
+    newest = newest_measurement(rows)
     return [row for row in rows if row["status"] != "ok" or row["measurement_version"] == newest]
+
+
+def newest_measurement(rows: list[dict[str, Any]]) -> int:
+    return max((row["measurement_version"] for row in rows if row["status"] == "ok"), default=0)
 
 
 def history_line(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -259,8 +259,14 @@ def metrics_of(prompt: Mapping[str, Any]) -> Iterator[tuple[str, int, Mapping[st
 
 
 def add_shared(session: Session, table: type, key: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows of an artifact that many results share, once."""
-    if rows and not session.scalar(select(func.count()).where(getattr(table, key) == rows[0][key])):
+    """Rows of an artifact that many results share, once; made anew where it came out otherwise."""
+    if not rows:
+        return
+    mine = getattr(table, key) == rows[0][key]
+    names = list(rows[0])
+    there = {tuple(map(str, row)) for row in session.execute(select(*(getattr(table, n) for n in names)).where(mine))}
+    if there != {tuple(str(row[name]) for name in names) for row in rows}:
+        session.execute(delete(table).where(mine))
         session.execute(insert(table), list(rows))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -14,6 +15,9 @@ from db.query import NotInDatabase
 from reports import depth as depth_report
 from reports import history as history_report
 from reports import noise as noise_report
+from reports import pairs as pairs_report
+from reports import proof as proof_report
+from reports import regressions as regressions_report
 from reports import sweep as sweep_report
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -64,6 +68,26 @@ def history(
 
 
 @app.command()
+def proof(
+    model: Model = None,
+    builder: Builder = None,
+    patch: Patch = None,
+    dtype: Dtype = None,
+    prompts: Prompts = None,
+    sweep: OneSweep = None,
+    experiment: Annotated[Optional[str], typer.Option("--experiment", help="Of this experiment's sweeps.")] = None,
+    out: Out = None,
+    format: Format = "md",
+    db: Db = None,
+) -> None:
+    """What is proven of each suspected change, from the baseline, each alone, all but each, and all; the latest sweep
+    where nothing is asked."""
+    filters = {"model": model, "builder": builder, "patch": patch, "dtype": dtype, "prompts": prompts}
+    found = proof_report.collect(db, {name: values or [] for name, values in filters.items()}, sweep, experiment)
+    write(proof_report, found, format, out)
+
+
+@app.command()
 def noise(
     model: Model = None,
     dtype: Dtype = None,
@@ -99,6 +123,43 @@ def depth(
         depth_report.plot(report, plot)
         report["plot"] = str(plot)
     write(depth_report, report, format, out)
+
+
+@app.command()
+def pairs(
+    factor: Annotated[Several, typer.Option("--factor", help="Only pairs that differ in this one.")] = None,
+    model: Model = None,
+    builder: Builder = None,
+    patch: Patch = None,
+    dtype: Dtype = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many, the telling ones first.")] = 50,
+    out: Out = None,
+    format: Format = "md",
+    db: Db = None,
+) -> None:
+    """Stored pairs that differ in exactly one factor and flip the verdict: the cheapest evidence."""
+    filters = {"model": model or [], "builder": builder or [], "patch": patch or [], "dtype": dtype or []}
+    write(pairs_report, pairs_report.collect(db, filters, factor or [], limit), format, out)
+
+
+@app.command()
+def regressions(
+    model: Model = None,
+    patch: Annotated[Several, typer.Option("--patch", help="Cells with this patch; none by default.")] = None,
+    dtype: Dtype = None,
+    since: Annotated[
+        Optional[datetime], typer.Option("--since", formats=["%Y-%m-%d"], help="Lines with a result of that day on.")
+    ] = None,
+    out: Out = None,
+    format: Format = "md",
+    db: Db = None,
+) -> None:
+    """Is the newest builder worse than the one before? Exit code 1 if it is, for a nightly job."""
+    filters = {"model": model or [], "patch": patch or ["none"], "dtype": dtype or []}
+    report = regressions_report.collect(db, filters, since.date() if since else None)
+    write(regressions_report, report, format, out)
+    if any(row["worse"] for row in report["rows"]):
+        raise typer.Exit(1)
 
 
 def check_file(file: Path, option: str, endings: tuple[str, ...] = ()) -> None:

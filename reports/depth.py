@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from db import query
 from db.engine import open_database
 from db.models import FACTORS
 from db.output import markdown_table
-from reports.table import identical, multiple, number, span, words
+from reports.table import identical, largest, multiple, number, span, words
 
 ALWAYS = ("model", "builder", "patch")
 # An error that is this many times larger than at the depth before has not grown there: it has entered.
@@ -29,11 +30,11 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | N
     lines: dict[tuple, dict[int, dict[str, Any]]] = {}
     for cell in query.of_one_measurement(cells):
         if cell["status"] == "ok" and cell["layer_count"]:
-            lines.setdefault(line_of(cell), {})[cell["layer_count"]] = cell
+            lines.setdefault((line_of(cell), str(cell["thresholds"])), {})[cell["layer_count"]] = cell
     return {
         "lines": [
             {"factors": dict(zip(NAMES, line, strict=True)), "rows": [depths[n] for n in sorted(depths)]}
-            for line, depths in lines.items()
+            for (line, _), depths in lines.items()
             if len(depths) > 1
         ]
     }
@@ -57,9 +58,9 @@ def markdown(report: dict[str, Any]) -> str:
             *(line["factors"][name] for name in shown),
             f"{row['layer_count']}{' (all)' * (row['layers'] == 'all')}",
             span(row["first_diff_least"], row["first_diff_largest"]),
-            number(row["diff_largest"]),
+            number(largest(row)),
             number(row["noise_floor_largest"]),
-            multiple(row["noise_ratio_largest"]),
+            multiple(row["multiple_largest"]),
             words(row["verdict"]),
             identical(row),
         ]
@@ -86,20 +87,20 @@ def sentence(rows: list[dict[str, Any]]) -> str:
     if any(row["non_finite_count"] for row in rows):
         first = next(row for row in rows if row["non_finite_count"])
         return f"not finite from {layers(first)} on."
-    if any(row["noise_ratio_largest"] is None for row in rows):
+    if any(row["multiple_largest"] is None for row in rows):
         return "no noise floor, so nothing can be said."
     within = rows[0]["thresholds"]["within"]
-    beyond = [row for row in rows if row["noise_ratio_largest"] > within]
+    beyond = [row for row in rows if row["multiple_largest"] > within]
     if not beyond:
         return f"within the noise at every depth, at most {told(max(rows, key=ratio))}."
     first, last = rows[0], rows[-1]
     if ratio(first) > within:
         grows = ratio(last) / ratio(first)
-        more = f"and with depth it grows {grows:.0f} times" if grows > ENTERS else "depth does not build it up"
-        where = "a single layer" if depth(first) == 1 else f"the first {depth(first)} layers"
+        where = "the first layer" if depth(first) == 1 else f"the first {depth(first)} layers"
+        more = f"; with depth it grows {grows:.0f} times" if grows > ENTERS else ": depth does not build it up"
         return (
-            f"from {layers(first)} on: {told(first)}, {told(last)}; {more}. It comes from inside {where},"
-            " or from embedding, last norm or head."
+            f"from {layers(first)} on: {told(first)}, {told(last)}{more}. It enters with {where}, embedding, last norm"
+            f" or head{doubt(first)}."
         )
     before = max((row for row in rows if row["layer_count"] < beyond[0]["layer_count"]), key=depth)
     if ratio(beyond[0]) > ENTERS * ratio(before):
@@ -110,8 +111,13 @@ def sentence(rows: list[dict[str, Any]]) -> str:
     return f"grows with depth: {told(first)}, {told(last)}; no single layer is beyond the noise."
 
 
+def doubt(row: Mapping[str, Any]) -> str:
+    """Cut models talk nonsense: their logits may be compared, their text says nothing."""
+    return f" (cut to {layers(row)} the reference itself makes no sense)" if row["nonsense_count"] else ""
+
+
 def ratio(row: Mapping[str, Any]) -> float:
-    return row["noise_ratio_largest"]
+    return row["multiple_largest"]
 
 
 def depth(row: Mapping[str, Any]) -> int:
@@ -123,7 +129,7 @@ def layers(row: Mapping[str, Any]) -> str:
 
 
 def told(row: Mapping[str, Any]) -> str:
-    return f"{number(row['diff_largest'])} ({multiple(ratio(row))} × noise) at {layers(row)}"
+    return f"{number(largest(row))} ({multiple(ratio(row))} × noise) at {layers(row)}"
 
 
 def plot(report: dict[str, Any], file: Path) -> None:
@@ -136,9 +142,9 @@ def plot(report: dict[str, Any], file: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
     lines = report["lines"]
     shown = [n for n in shown_names(lines) if len({line["factors"][n] for line in lines}) > 1] or ["model"]
-    for line in lines:
+    for line, marker in zip(lines, itertools.cycle("osv^D*Px"), strict=False):
         counts = [depth(row) for row in line["rows"]]
-        axes.plot(counts, [row["diff_largest"] for row in line["rows"]], marker="o", label=title(line, shown))
+        axes.plot(counts, [largest(row) for row in line["rows"]], marker=marker, label=title(line, shown))
     for model in dict.fromkeys(line["factors"]["model"] for line in lines):
         floors = {
             depth(row): row["noise_floor_largest"]

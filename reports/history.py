@@ -8,7 +8,8 @@ from typing import Any
 from db import query
 from db.engine import open_database
 from db.models import FACTORS
-from db.output import markdown_table
+from db.output import markdown_table, markdown_text
+from reports import notes
 from reports.table import identical, multiple, span
 
 CHANGED = "◀"
@@ -20,6 +21,7 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | N
     engine = open_database(db, create=False)
     query.check_filters(engine, filters, [])
     rows = query.history_rows(engine, filters, sweep=query.sweep_id(engine, sweep) if sweep else None)
+    rows = notes.with_findings(engine, rows)
     engine.dispose()
     return {"rows": rows}
 
@@ -40,6 +42,7 @@ def markdown(report: dict[str, Any]) -> str:
             "- First-token max abs diff of the logits over prompts, the largest of all steps in multiples of the noise"
             f" floor (×), and identical continuations; {CHANGED} marks a release that differs from the one before it.",
             *(f"- {text}" for text in changes(rows, lines)),
+            *(f"- {text}" for text in notes.findings(rows)),
         ]
     )
 
@@ -56,7 +59,7 @@ def entry(row: dict[str, Any] | None) -> str:
     if row is None:
         return ""
     if row["status"] == "ok":
-        noise = f" (× {multiple(row['noise_ratio_largest'])})" if row["noise_ratio_largest"] is not None else ""
+        noise = f" (× {multiple(row['multiple_largest'])})" if row["multiple_largest"] is not None else ""
         text = f"{span(row['first_diff_least'], row['first_diff_largest'])}{noise}, {identical(row)}"
     else:
         text = row["error"] or row["status"]
@@ -71,5 +74,5 @@ def changes(rows: list[dict[str, Any]], lines: list[tuple[str, ...]]) -> list[st
         mine = [row for row in rows if row["line"] == line]
         eras = [row for n, row in enumerate(mine) if n == 0 or row["changed"]]
         told = "; ".join(f"from {row['builder']} {entry({**row, 'changed': False})}" for row in eras)
-        texts.append(f"{title(line, lines)}: {len(eras)} era{'s' * (len(eras) != 1)}: {told}.")
+        texts.append(f"{title(line, lines)}: {len(eras)} era{'s' * (len(eras) != 1)}: {markdown_text(told)}.")
     return texts

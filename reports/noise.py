@@ -62,20 +62,20 @@ def markdown(report: dict[str, Any]) -> str:
     body = [
         [
             *(label(row, name) for name in shown),
-            *(span(*ends(largest(row).get(v, {}).values())) for v in variants),
+            *(span(*ends(largest(row).get(v, {}).values())) or "left out" for v in variants),
             number(floor(row)),
             span(*row["span"]) if row["span"] else "",
         ]
         for row in rows
     ]
     notes = [f"- {line}" for line in [HOW, *versus(rows), *left_out(rows)]]
-    each = ["", each_prompt(rows[0], variants)] if len(rows) == 1 else []
+    each = ["", each_prompt(rows[0], variants)] if len(rows) == 1 and variants else []
     return "\n".join([markdown_table(header, body), *each, "", *notes])
 
 
 HOW = (
     "Largest absolute difference of the reference's logits over the steps of the same tokens, computed otherwise;"
-    " ranges over prompts. The floor is the largest: nearer to the reference no export can be asked to be."
+    " ranges over prompts. The floor is the largest of them: no export can be asked to be much nearer than that."
 )
 
 
@@ -93,6 +93,7 @@ def largest(row: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def ends(values) -> tuple[float | None, float | None]:
+    values = list(values)
     return min(values, default=None), max(values, default=None)
 
 
@@ -103,13 +104,10 @@ def floor(row: dict[str, Any]) -> float | None:
 def each_prompt(row: dict[str, Any], variants: list[str]) -> str:
     found = largest(row)
     prompts = dict.fromkeys(value["prompt"] for value in row["values"] if value["prompt"])
+    columns = {prompt: [found[v].get(prompt) for v in variants] for prompt in prompts}
     body = [
-        [
-            prompt,
-            *(number(found[v].get(prompt)) for v in variants),
-            number(max(found[v].get(prompt, 0) for v in variants)),
-        ]
-        for prompt in prompts
+        [prompt, *map(number, values), number(ends(v for v in values if v is not None)[1])]
+        for prompt, values in columns.items()
     ]
     return markdown_table(["prompt", *(TITLES[v] for v in variants), "Noise floor"], body)
 

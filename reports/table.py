@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+MOST_RUNS = 8
 
 
 def number(value: float | None) -> str:
@@ -13,7 +15,7 @@ def number(value: float | None) -> str:
         return ""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    if abs(value) < 1e-3:
+    if abs(value) < 1e-3 or abs(value) >= 1e6:
         return f"{value:.1e}"
     return f"{value:.2g}" if abs(value) < 10 else f"{value:.1f}"
 
@@ -31,6 +33,24 @@ def multiple(ratio: float | None) -> str:
     if 10 <= ratio < 9999.5:
         return f"{ratio:.0f}"
     return number(ratio) if ratio < 10 else f"{ratio:.1e}" if math.isfinite(ratio) else f"{ratio:g}"
+
+
+def largest(row: Mapping[str, Any]) -> float | None:
+    """A cell's largest difference over all steps, free-running and teacher-forced."""
+    return max((row[name] for name in ("diff_largest", "forced_diff_largest") if row[name] is not None), default=None)
+
+
+def cells(numbers: Iterable[int]) -> str:
+    """Cells in a few characters: cell 3, cells 5 – 8, 12."""
+    runs: list[list[int]] = []
+    for n in sorted(set(numbers)):
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    told = ", ".join(str(a) if a == b else f"{a} – {b}" if b > a + 1 else f"{a}, {b}" for a, b in runs[:MOST_RUNS])
+    more = " …" if len(runs) > MOST_RUNS else ""
+    return f"cell{'s' * (len(runs) > 1 or runs[0][0] != runs[0][1])} {told}{more}"
 
 
 def identical(row: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, make_dataclass
 from datetime import date
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -55,6 +56,7 @@ class Cell:
     def name(self) -> str:
         """The values that tell a reader which cell this is."""
         told = [self.factors[f] for f in ("model", "dtype", "builder", "patch")]
+        told += [f"layers {self.factors['layers']}"] if self.factors["layers"] not in ("", "all") else []
         return " ".join([*told, self.options] if self.options else told)
 
 
@@ -70,7 +72,7 @@ def from_plain(plain: Mapping[str, Any], choices: Mapping[str, str], overrides: 
 
     A config that is not right gives a cell with its `failure`, never an exception.
     """
-    factors = {name: str(choices.get(name, plain.get(name, ""))) for name in FACTORS}
+    factors = as_asked(plain, choices)
     try:
         refuse_a_path_for(str(choices.get("model", "")), overrides)
         config = typed(plain)
@@ -79,6 +81,17 @@ def from_plain(plain: Mapping[str, Any], choices: Mapping[str, str], overrides: 
     except ConfigFailed as failure:
         return Cell(factors, options_of(overrides), failure=failure)
     return Cell(factors, options_of(overrides), config=config)
+
+
+def as_asked(plain: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, str]:
+    """The factor values of a config that may not be right; a list of patches by its names, as in `patch_label`."""
+    factors = {name: str(choices.get(name, plain.get(name, ""))) for name in FACTORS}
+    return factors | {"patch": "+".join(chosen(factors["patch"])) if factors["patch"][:1] == "[" else factors["patch"]}
+
+
+def chosen(patch: str) -> list[str]:
+    """The names in Hydra's choice of a patch: ``a``, or ``[a,b]``."""
+    return [part.strip(" '\"") for part in patch.strip("[]").split(",")]
 
 
 def refuse_a_path_for(model: str, overrides: Sequence[str]) -> None:
@@ -184,8 +197,7 @@ def patch_label(patch: schema.Patch, choices: Mapping[str, str]) -> str:
     """A patch's name in rows: the files chosen, a diff by what it is; a list has no name of its own."""
     if not patch.changes and not patch.diffs:
         return "none"
-    chosen = [part.strip(" '\"") for part in str(choices.get("patch", "")).strip("[]").split(",")]
-    names = [name for name in chosen if name not in ("", "file", "pr", "diff", "none")]
+    names = [name for name in chosen(str(choices.get("patch", ""))) if name not in ("", "file", "pr", "diff", "none")]
     names += [diff.name() for diff in patch.diffs]
     return ("+".join(names) or "+".join(patch.changes)) + (" reversed" if patch.reverse else "")
 
@@ -208,6 +220,7 @@ def check(config: schema.Factors) -> None:
     one_of("dtype", config.dtype, schema.DTYPES)
     one_of("precision", config.precision, schema.PRECISIONS)
     one_of("prompts.template", config.prompts.template, schema.TEMPLATES)
+    one_of("reference.compute_dtype", config.reference.compute_dtype, schema.COMPUTE_DTYPES)
     if config.layers != "all" and not (config.layers.isdecimal() and int(config.layers) > 0):
         raise ConfigFailed(f"layers: {config.layers!r} is not allowed", hint="allowed: all, or a positive number")
     for name, most in (("max_new_tokens", 1_000_000), ("threads", 1024)):
@@ -241,6 +254,33 @@ def check_builder(builder: schema.Builder) -> None:
             date.fromisoformat(builder.as_of)
         except ValueError as error:
             raise ConfigFailed(f"builder.as_of: {builder.as_of!r} is no date", hint="allowed: YYYY-MM-DD") from error
+
+
+def check_exclude(rules: Any) -> None:
+    """Errors: `ConfigFailed`."""
+    hint = f"allowed: a list of rules {{factor: value or list of values}}; the factors: {', '.join(FACTORS)}"
+    if not isinstance(rules, list):
+        raise ConfigFailed(f"exclude: {rules!r} is no list", hint=hint)
+    for rule in rules:
+        if not isinstance(rule, dict) or not rule:
+            raise ConfigFailed(f"exclude: {rule!r} is no rule", hint=hint)
+        for factor, value in rule.items():
+            if factor not in FACTORS:
+                raise ConfigFailed(f"exclude: {factor!r} is no factor", hint=hint)
+            values = value if isinstance(value, list) else [value]
+            if not values or any(item is None or isinstance(item, (list, dict)) for item in values):
+                raise ConfigFailed(f"exclude: {factor}: {value!r} is neither a value nor a list of values", hint=hint)
+
+
+def excluded(cell: Cell, rules: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the cell's labels match every factor of one of the rules."""
+    return any(all(matches(cell.factors[factor], value) for factor, value in rule.items()) for rule in rules)
+
+
+def matches(label: str, value: Any) -> bool:
+    """Whether a label is the value, or one of the values, or fits a pattern among them."""
+    wanted = [str(item) for item in (value if isinstance(value, list) else [value])]
+    return any(label == text or fnmatchcase(label, text) for text in wanted)
 
 
 def one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:

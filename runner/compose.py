@@ -4,7 +4,7 @@ Hydra takes about 70 ms to compose a config, so a cell is not composed: each
 swept value is, once, and a cell is put together from the parts. That is the
 same as composing it, because an axis owns a top-level key of the schema and
 its values touch nothing else. Anything else that is swept (an experiment, a
-nested default) is composed for every cell.
+nested default) is composed for every cell. `suspects` stands for an axis of patches.
 
 A value that does not compose is that value's error, and fails its cells alone.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -28,10 +28,12 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from runner import releases, schema
-from runner.cells import FACTORS, Cell, from_plain, options_of
+from runner.cells import Cell, as_asked, from_plain, options_of
 from runner.failures import ConfigFailed
 
 KEYS = frozenset(field.name for field in fields(schema.Config))
+SETTINGS = frozenset(field.name for field in fields(schema.Settings))
+OF_THE_SWEEP = ("suspects", "exclude")  # settings that say which cells there are
 VALUES = ("dtype", "layers", "precision", "max_new_tokens", "threads")  # factors that are plain values
 
 
@@ -87,7 +89,9 @@ def compose_sweep(loader: ConfigLoader, master: DictConfig, arguments: list[str]
     """All cells of the command line, in the order of its axes (the last varies fastest)."""
     overrides = OverridesParser.create(config_loader=loader).parse_overrides(arguments)
     refuse_repeated(overrides)
+    refuse_swept_settings(overrides)
     swept = {o.get_key_element(): values_of(o) for o in overrides if o.is_sweep_override()}
+    swept |= suspect_axis(loader, master, overrides)  # the last, so that a builder's patches stand together
     fixed = [o.input_line for o in overrides if not o.is_sweep_override() and o.input_line]
     owned = {key: values for key, values in swept.items() if axis_of(key) in KEYS}
     free = {key: values for key, values in swept.items() if key not in owned}
@@ -120,6 +124,73 @@ def refuse_repeated(overrides: list[Override]) -> None:
     twice = sorted({key for key in keys if keys.count(key) > 1})
     if twice:
         raise ConfigFailed(f"{twice[0]} is given twice", hint=f"give it once, its values with commas: {twice[0]}=A,B")
+
+
+def refuse_swept_settings(overrides: list[Override]) -> None:
+    """A setting is the whole sweep's: of several values one would count, and nobody could say which."""
+    for override in overrides:
+        key = override.get_key_element().lstrip("+~")
+        if override.is_sweep_override() and axis_of(key) in SETTINGS:
+            hint = f"give a list: {key}=[A,B]" if key in OF_THE_SWEEP else "give it one value"
+            raise ConfigFailed(f"{override.input_line}: {key} is the sweep's and not a cell's", hint=hint)
+
+
+def refuse_own_settings(base: Composed, master: Composed) -> None:
+    """What says which cells there are cannot differ among swept experiments."""
+    for key in OF_THE_SWEEP:
+        if base.plain[key] != master.plain[key]:
+            raise ConfigFailed(
+                f"{key}: {base.plain[key]} is of one of several experiments",
+                hint=f"run the experiments one by one, or without it: {key}=[]",
+            )
+
+
+def suspect_sets(suspects: Sequence[str]) -> list[tuple[str, ...]]:
+    """What shows which suspects matter: none, each alone, all but each, all; nothing twice."""
+    alone = [(suspect,) for suspect in suspects]
+    others = [tuple(other for other in suspects if other != suspect) for suspect in suspects]
+    return list(dict.fromkeys([(), *alone, *others, tuple(suspects)]))
+
+
+def suspect_axis(loader: ConfigLoader, master: DictConfig, overrides: list[Override]) -> dict[str, list[str]]:
+    """The patch axis that `suspects` stands for, as swept values; {} where there are none. Errors: `ConfigFailed`."""
+    plain = plain_of(master).plain
+    suspects = plain["suspects"]
+    if suspects == []:
+        return {}
+    check_suspects(suspects, patches_of(loader, master))
+    given = [o.input_line for o in overrides if o.get_key_element().lstrip("+~") == "patch"]
+    if given or plain["patch"]["changes"] or any(plain["patch"]["uses"].values()):
+        raise ConfigFailed(
+            f"suspects={listed(suspects)} and {given[0] if given else 'an experiment with a patch'} are both given",
+            hint="suspects makes the patch axis; leave one of them out (suspects=[] takes an experiment's away)",
+        )
+    sets = suspect_sets(suspects)
+    return {"patch": [f"patch={listed(names) if len(names) > 1 else ''.join(names) or 'none'}" for names in sets]}
+
+
+def listed(names: Sequence[str]) -> str:
+    """A list as Hydra's command line has it."""
+    return f"[{','.join(names)}]"
+
+
+def patches_of(loader: ConfigLoader, master: DictConfig) -> list[str]:
+    """The patch files that there are, those of --config-dir too."""
+    hydra = master.hydra
+    return loader.get_group_options("patch", config_name=hydra.job.config_name, overrides=list(hydra.overrides.hydra))
+
+
+def check_suspects(suspects: object, patches: Sequence[str]) -> None:
+    """Errors: `ConfigFailed`."""
+    allowed = [name for name in patches if name != "none"]
+    hint = f"allowed: a list of some of {', '.join(allowed)}, each once"
+    if not isinstance(suspects, list):
+        raise ConfigFailed(f"suspects: {suspects!r} is no list", hint=hint)
+    for name in suspects:
+        if name not in allowed:
+            raise ConfigFailed(f"suspects: {name!r} is not allowed", hint=hint)
+        if suspects.count(name) > 1:
+            raise ConfigFailed(f"suspects: {name!r} stands twice", hint=hint)
 
 
 def values_of(override: Override) -> list[str]:
@@ -165,7 +236,10 @@ def assemble(loader, master, given: list[str], fixed: list[str], axes: Mapping[s
     given: the command line's fixed overrides; fixed: those, and one combination of what is composed for every cell.
     """
     # Hydra has composed the command line without its sweeps already.
-    base = plain_of(master) if fixed == given else compose_one(loader, master, fixed)
+    whole = plain_of(master)
+    base = whole if fixed == given else compose_one(loader, master, fixed)
+    if isinstance(base, Composed):
+        refuse_own_settings(base, whole)
     parts = [
         [part_of(loader, master, base, fixed, axis, overrides) for overrides in values] for axis, values in axes.items()
     ]
@@ -189,8 +263,7 @@ def cell_of(base: Composed | ConfigFailed, parts: Mapping[str, Part], overrides:
             choices.pop(axis, None)
             choices |= {axis: part.composed.choices[axis]} if axis in part.composed.choices else {}
     if failure:
-        factors = {name: str(choices.get(name, plain.get(name, ""))) for name in FACTORS}
-        return Cell(factors, options_of(overrides), failure=failure)
+        return Cell(as_asked(plain, choices), options_of(overrides), failure=failure)
     return from_plain(plain, choices, overrides)
 
 

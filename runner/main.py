@@ -13,8 +13,8 @@ from sqlalchemy.exc import DBAPIError
 
 from db.engine import DatabaseProblem, url_of
 from runner import compose, schema, sweep
-from runner.cells import one_of
-from runner.failures import ConfigFailed
+from runner.cells import Cell, check_exclude, excluded, one_of
+from runner.failures import ConfigFailed, Fault
 from runner.scrub import scrub
 
 
@@ -29,7 +29,9 @@ def act(loader: ConfigLoader, config: DictConfig, overrides: list[str]) -> int:
     """Do `action` with the command line's cells. Returns the exit code; prints the sweep's table."""
     try:
         settings = settings_of(config)
-        cells = compose.compose_sweep(loader, config, overrides)
+        cells = wanted(compose.compose_sweep(loader, config, overrides), settings)
+        if settings.action == "plan":
+            return plan(cells, settings)
         rows = sweep.run(cells, settings, [scrub(word) for word in sys.argv[1:]])
         show(rows[0].sweep, settings)
     except (ConfigFailed, DatabaseProblem) as error:
@@ -60,6 +62,33 @@ def exit_code(statuses: list[str], allow_failed: bool) -> int:
     return SOME_FAILED if failed and not allow_failed else OK
 
 
+def wanted(cells: list[Cell], settings: schema.Settings) -> list[Cell]:
+    """The cells that `exclude` leaves, told how many it does not. Errors: `ConfigFailed` where none is left."""
+    kept = [cell for cell in cells if not excluded(cell, settings.exclude)]
+    out = len(cells) - len(kept)
+    if not kept:
+        raise ConfigFailed(
+            f"exclude leaves no cell: {out} of {out} {'are' if out > 1 else 'is'} excluded",
+            hint="a cell is left out when it matches every factor of a rule; exclude=[] leaves out none",
+        )
+    if settings.exclude:
+        errors().print(f"{out} cell{'s' * (out != 1)} excluded")
+    return kept
+
+
+def plan(cells: list[Cell], settings: schema.Settings) -> int:
+    """Print what a run would compute. Returns the exit code."""
+    from runner import planning
+
+    survey = planning.survey(cells, settings)
+    print(planning.table(survey))
+    failures = [planned.failure for planned in survey.cells]
+    for fault in (failure for failure in failures if isinstance(failure, Fault)):
+        complain("a fault of paritylab itself", fault.evidence.stderr_tail or "")
+        return FAULT
+    return exit_code([failure.status if failure else "ok" for failure in failures], allow_failed=True)
+
+
 def settings_of(config: DictConfig) -> schema.Settings:
     """The run's settings, checked. Errors: `ConfigFailed`."""
     names = [name for name in schema.Settings.__dataclass_fields__]
@@ -69,6 +98,7 @@ def settings_of(config: DictConfig) -> schema.Settings:
     one_of("action", settings.action, schema.ACTIONS)
     one_of("rerun", settings.rerun, schema.RERUNS)
     one_of("audit", settings.audit, schema.AUDITS)
+    check_exclude(settings.exclude)
     for variant in settings.noise.variants:
         one_of("noise.variants", variant, schema.NOISE_VARIANTS)
     if not 0 < settings.verdict.within < settings.verdict.broken < math.inf:
@@ -96,8 +126,14 @@ def show(sweep_id: int, settings: schema.Settings) -> None:
     print(f"Every number: python -m db results --sweep {sweep_id}{flag}")
 
 
+def errors() -> Console:
+    """Standard error, for plain lines."""
+    return Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+
+
 def complain(what: str, hint: str = "") -> None:
-    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    """Say what is wrong, and what to do about it."""
+    console = errors()
     console.print(f"error: {what}")
     if hint:
         console.print(f"  {hint}")

@@ -7,6 +7,7 @@ from the database without computing or importing anything heavy.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -173,15 +174,17 @@ def stages_of(config, backend, checkpoint, layers, resolutions, overlay, setting
         "reference", (*made, "prompts"),
         lambda paths, meta: {"checkpoint": folder(paths), "prompts": ids(paths), **computed, **length},
     )  # fmt: skip
-    noise = settings.noise.variants
+    noise = set(settings.noise.variants)
+    many = 1 if config.threads > 1 else max(2, os.cpu_count() or 1)
+    other_threads = many if "threads" in noise else None
     if noise:
         stages["noise"] = Stage(
             "noise",
-            {"reference": stages["reference"].key, "variants": sorted(noise)},
+            {"reference": stages["reference"].key, "variants": sorted(noise), "other_threads": other_threads},
             "reference", (*made, "prompts", "reference"),
             lambda paths, meta: {
                 "checkpoint": folder(paths), "prompts": ids(paths), "reference": str(paths["reference"]),
-                "threads": config.threads, "variants": list(noise), **computed,
+                "threads": config.threads, "other_threads": other_threads, "variants": sorted(noise), **computed,
             },
         )  # fmt: skip
     export = backend.export_settings(config)

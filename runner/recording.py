@@ -14,6 +14,8 @@ from runner.plan import MEASUREMENT_VERSION, Plan
 from runner.scrub import scrub
 from runner.stages import StageRun
 
+# Search options that an export can carry.
+SEARCH = ("do_sample", "min_length", "no_repeat_ngram_size", "num_beams", "repetition_penalty")
 # A patch set's outcome in a word is the first of these that one of its changes has.
 STRONGEST_FIRST = ("failed", "applied", "present", "not_applicable")
 
@@ -63,6 +65,11 @@ def findings(measured: Measured, values: dict) -> list[dict]:
             asked = " (reference.compute_dtype)" if side == "reference" else ""
             evidence = f"the {side} loaded {DTYPE_WORDS.get(loaded, loaded)}{asked}, the files hold {files}"
             warnings.append({"prompt": None, "check": "loaded_dtype", "evidence": evidence})
+    asked, kept = (values["overridden"].get(side, {}) for side in ("reference", "candidate"))
+    if lost := {name: value for name, value in asked.items() if name in SEARCH and kept.get(name) != value}:
+        said = ", ".join(f"{name} {value}" for name, value in lost.items())
+        evidence = f"the checkpoint asks for {said}, and the export's genai_config.json does not"
+        warnings.append({"prompt": None, "check": "generation_config", "evidence": evidence})
     sides = {side: measured.metas.get(side, {}).get("sliding_layers") for side in ("reference", "export")}
     if None not in sides.values() and sides["reference"] != sides["export"]:
         evidence = f"sliding-window layers: {sides['reference']} in the reference, {sides['export']} in the export"

@@ -15,10 +15,11 @@ from typing import Any, Dict, List, Optional
 from omegaconf import MISSING
 
 DTYPES = ("stored", "fp32", "bf16", "fp16")
-ACTIONS = ("run",)
+ACTIONS = ("run", "plan")
 RERUNS = ("none", "failed", "all")
 PRECISIONS = ("fp32", "fp16", "bf16", "int4", "int8")
 TEMPLATES = ("chat", "none")
+COMPUTE_DTYPES = ("float32", "float64", "bfloat16", "float16")
 AUDITS = ("warn", "strict")
 NOISE_VARIANTS = ("dtype", "attention", "threads", "passes")
 
@@ -283,8 +284,18 @@ class Factors:
 
 @dataclass
 class Settings:
-    """Where and how to run, which is no part of what a cell is."""
+    """Where and how to run, which is no part of what a cell is.
 
+    suspects: a list of names of patch files. Where it is not empty it makes
+        the sweep's patch axis: none, each alone, all but each, all.
+    exclude: a list of rules, each a mapping {factor: value or list of values};
+        a value may be a pattern (``0.12.*``). A cell that matches every factor
+        of a rule is left out.
+    """
+
+    # Lists; `runner.compose` and `runner.cells` check them, to say what is allowed.
+    suspects: Any = field(default_factory=list)
+    exclude: Any = field(default_factory=list)
     action: str = MISSING
     rerun: str = MISSING
     allow_failed: bool = MISSING

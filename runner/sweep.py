@@ -147,7 +147,7 @@ class SweepJob:
         settings = self.settings
         self.store.sweep_tmp()
         self.planner = Planner(self.store, settings, Inspector(self.store.root))
-        jobs = settings.jobs or max(1, (os.cpu_count() or 1) // most_threads(self.cells))
+        jobs = jobs_of(settings, [cell for _, cell in self.cells])
         workers = Workers(jobs, settings.limits, self.store.root / "logs", self.environments / "bytecode")
         self.stages = Stages(self.store, self.environments, workers, self.progress.stage, fresh=settings.rerun == "all")
         with self.progress:
@@ -178,23 +178,12 @@ class SweepJob:
             plan = await outcome_of(self.planner.plan(cell))
             if isinstance(plan, Failure):
                 self.fail(cell_id, cell, plan, None, [], time.monotonic() - started)
-            elif found := self.look_up(plan):
+            elif found := look_up(self.engine, self.settings, plan):
                 self.attach(cell_id, cell, plan, found, found=True)
             else:
                 waiting.append((cell_id, cell, plan))
                 self.stages.warm_up(plan)
         return waiting
-
-    def look_up(self, plan: Plan) -> Ending | None:
-        """The finished result of an equal cell, unless it is to be run again."""
-        if self.settings.rerun == "all":
-            return None
-        found = record.find_result(self.engine, plan.result_hash)
-        if found is None or (self.settings.rerun == "failed" and found.status != "ok"):
-            return None
-        if self.settings.audit == "strict" and record.audit_findings(self.engine, found.id):
-            return None  # its prompts are there to fail it
-        return Ending(found.id, found.status, found.error_line or "", found.hint or "")
 
     async def run_cell(self, item: tuple[int, Cell, Plan]) -> None:
         """Run a cell, or wait for an equal one that runs already and share its result."""
@@ -207,6 +196,8 @@ class SweepJob:
         costs: dict[str, StageRun] = {}
         measured = await outcome_of(self.compared(cell, plan, costs))
         runs = [costs[name] for name in plan.stages if name in costs]
+        if not isinstance(measured, Failure):  # what a found artifact stands on was not asked for, and is there
+            runs = [costs.get(name) or StageRun(name, stage.key, True) for name, stage in plan.stages.items()]
         seconds = time.monotonic() - started
         if isinstance(measured, Failure):
             ending = self.fail(cell_id, cell, measured, plan, runs, seconds)
@@ -218,16 +209,17 @@ class SweepJob:
         """What the cell's stages wrote. Errors: `Failure`."""
         if self.settings.audit == "strict":
             refuse_findings(await self.stages.produce(cell.name(), plan, "prompts", costs))
-        compared = await self.stages.run(cell.name(), plan, costs)
-        made = {name: self.store.find(name, stage.key) for name, stage in plan.stages.items()}
-        metas = {name: artifact.meta for name, artifact in made.items() if artifact}
+        await self.stages.run(cell.name(), plan, costs)
+        # A comparison that was there does not vouch for what it was made of.
+        made = {name: await self.stages.produce(cell.name(), plan, name, costs) for name in plan.stages}
+        metas = {name: artifact.meta for name, artifact in made.items()}
         refuse_disagreement(metas)
         if self.settings.audit == "strict":
             refuse_findings(made["candidate"])
         return Measured(
-            comparison=read_json(compared, "comparison.json"),
+            comparison=read_json(made["compare"], "comparison.json"),
             prompts=read_json(made["prompts"], "prompts.json"),
-            noise=read_json(made["noise"], "noise.json") if made.get("noise") else None,
+            noise=read_json(made["noise"], "noise.json") if "noise" in made else None,
             metas=metas,
         )
 
@@ -267,10 +259,21 @@ class SweepJob:
         return [self.rows[cell_id] for cell_id, _ in self.cells if cell_id in self.rows]
 
 
-def refuse_findings(artifact: Artifact | None) -> None:
+def look_up(engine: Engine, settings: schema.Settings, plan: Plan) -> Ending | None:
+    """The finished result of an equal cell, unless it is to be run again."""
+    if settings.rerun == "all":
+        return None
+    found = record.find_result(engine, plan.result_hash)
+    if found is None or (settings.rerun == "failed" and found.status != "ok"):
+        return None
+    if settings.audit == "strict" and record.audit_findings(engine, found.id):
+        return None  # its prompts are there to fail it
+    return Ending(found.id, found.status, found.error_line or "", found.hint or "")
+
+
+def refuse_findings(artifact: Artifact) -> None:
     """Under ``audit=strict`` what is odd about a prompt is a failure. Errors: `PromptsFailed`."""
-    found = artifact.meta.get("findings") if artifact else None
-    if found:
+    if found := artifact.meta.get("findings"):
         said = ", ".join(f"{finding['prompt']}: {finding['check']}" for finding in found)
         raise PromptsFailed(said, error_type="PromptAudit", hint="mend the prompts, or run with audit=warn")
 
@@ -286,8 +289,7 @@ def refuse_disagreement(metas: dict[str, dict]) -> None:
         )
 
 
-def read_json(artifact: Artifact | None, name: str) -> dict:
-    assert artifact
+def read_json(artifact: Artifact, name: str) -> dict:
     return json.loads((artifact.path / name).read_text(encoding="utf-8"))
 
 
@@ -317,8 +319,10 @@ async def in_parallel(items: list, work, at_a_time: int) -> None:
             group.create_task(worker())
 
 
-def most_threads(cells: Sequence[tuple[int, Cell]]) -> int:
-    return max((cell.config.threads for _, cell in cells if cell.config), default=1)
+def jobs_of(settings: schema.Settings, cells: Sequence[Cell]) -> int:
+    """How many stages run at a time: as asked, or one per core and thread."""
+    threads = max((cell.config.threads for cell in cells if cell.config), default=1)
+    return settings.jobs or max(1, (os.cpu_count() or 1) // threads)
 
 
 def project_version() -> str:

@@ -165,6 +165,8 @@ class ForkWorker:
 
     async def launch(self, task: Task) -> tuple[int, asyncio.Future, Callable[[], None]]:
         """Start a task: its pid, the future of how it ended, and what kills it."""
+        if self.reader.done():  # nobody would answer
+            raise TaskFailed("worker", Evidence(stderr_tail=tail(self.log)))
         loop = asyncio.get_running_loop()
         number = next(self.numbers)
         self.started[number], self.ended[number] = loop.create_future(), loop.create_future()
@@ -277,6 +279,9 @@ class Workers:
             say("worker starts")
         await worker.start()
         async with self.slots:
+            if not worker.alive:  # it ended while this task waited for its turn
+                worker = self.of(python)
+                await worker.start()
             say(task.stage)
             pid, ended, kill = await worker.launch(task)
             try:

@@ -62,6 +62,15 @@ class Lab:
         return self.call("runner", "-m", shared, *overrides, timeout=timeout)
 
 
+def with_transformers_5() -> Path:
+    """The interpreter of an environment that a cell's reference runs in; the fixture `rope` has made one."""
+    for stamp in sorted(ENVIRONMENTS.glob("*/ready.json")):
+        packages = json.loads(stamp.read_text(encoding="utf-8"))["packages"]
+        if packages.get("transformers", "").startswith("5."):
+            return stamp.parent / "bin" / "python"
+    raise AssertionError("no environment has transformers 5")
+
+
 def run_git(folder: Path, *arguments: str) -> str:
     identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main")
     done = subprocess.run(["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sensible import TURN_MARKER
+from sensible import MARKER, TURN_MARKER
 
-UNKNOWN, SPLIT, BOS, CHARACTERS = "unknown_tokens", "split_marker", "bos", "token_per_character"
-OUTSIDE, RUNTIME = "outside_vocabulary", "runtime_tokenizer"
+UNKNOWN, SPLIT, WRITTEN, BOS = "unknown_tokens", "split_marker", "marker_in_prompt", "bos"
+CHARACTERS, OUTSIDE, RUNTIME = "token_per_character", "outside_vocabulary", "runtime_tokenizer"
 # After these a model reads something else than was meant, so that no answer to it can count.
-SUSPECT = (UNKNOWN, SPLIT, OUTSIDE)
+SUSPECT = (UNKNOWN, SPLIT, OUTSIDE)  # and what is merely doubled shows in the answer
 # Words are about four or five characters long, and a trained tokenizer has most of them in one or two tokens. Below
 # this many characters a token, over a text of at least so many, it spells.
 SPELLS, ENOUGH = 1.1, 24
@@ -30,6 +30,7 @@ def findings(tokenizer, prompts: list[dict], vocabulary: int | None) -> list[dic
         for check, evidence in (
             (UNKNOWN, unknown(tokenizer, prompt)),
             (SPLIT, split_markers(tokenizer, prompt["text"])),
+            (WRITTEN, written_markers(prompt)),
             (BOS, bos(tokenizer, prompt["ids"], adds_bos)),
             (CHARACTERS, spelled(tokenizer, prompt["user_text"])),
             (OUTSIDE, outside(prompt["ids"], vocabulary)),
@@ -41,7 +42,9 @@ def findings(tokenizer, prompts: list[dict], vocabulary: int | None) -> list[dic
 
 def unknown(tokenizer, prompt: dict) -> str:
     """Which tokens stand for text that the tokenizer does not know."""
-    count = prompt["ids"].count(tokenizer.unk_token_id) if tokenizer.unk_token_id is not None else 0
+    # Where one token is both, it says nothing of what is known.
+    ends = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    count = 0 if tokenizer.unk_token_id in (None, *ends) else prompt["ids"].count(tokenizer.unk_token_id)
     if not count:
         return ""
     words = [word for word in prompt["text"].split() if tokenizer.unk_token_id in ids_of(tokenizer, word)]
@@ -62,6 +65,14 @@ def split_markers(tokenizer, text: str) -> str:
     return "; ".join(said)
 
 
+def written_markers(prompt: dict) -> str:
+    """Turn markers in the user's own text, under a template that writes them too: a turn inside a turn."""
+    if prompt["text"] == prompt["user_text"]:
+        return ""
+    found = list(dict.fromkeys(MARKER.findall(prompt["user_text"])))
+    return f"the prompt's own text has {', '.join(found[:4])}, and the template writes the turns" if found else ""
+
+
 def adds_its_bos(tokenizer) -> bool:
     """Whether the tokenizer, left to itself, begins a text with its BOS token."""
     ids = tokenizer("a")["input_ids"]
@@ -69,15 +80,17 @@ def adds_its_bos(tokenizer) -> bool:
 
 
 def bos(tokenizer, ids: list[int], expected: bool) -> str:
-    """A BOS token that the tokenizer would have put and the template did not, or that both did."""
-    wanted = tokenizer.bos_token_id
+    """A BOS token that the tokenizer would have put and is not there, or that stands twice."""
+    wanted, name = tokenizer.bos_token_id, f"{tokenizer.bos_token} (id {tokenizer.bos_token_id})"
     if wanted is None:
         return ""
-    count = next((n for n, i in enumerate(ids) if i != wanted), len(ids))
-    if count > 1:
-        return f"{count} {tokenizer.bos_token} ({wanted}) at the start: {ids[: count + 2]}"
-    if expected and not count:
-        return f"no {tokenizer.bos_token} ({wanted}) at the start, which the tokenizer itself would put: {ids[:4]}"
+    if wanted == tokenizer.eos_token_id:  # one token for both: it stands between turns too
+        return ""
+    places = [n for n, i in enumerate(ids) if i == wanted]
+    if len(places) > 1:
+        return f"{name} stands {len(places)} times, at {places[:4]}: the ids begin {ids[: places[1] + 2]}"
+    if expected and ids[:1] != [wanted]:
+        return f"no {name} at the start, which the tokenizer itself would put: the ids begin {ids[:4]}"
     return ""
 
 
@@ -86,7 +99,8 @@ def spelled(tokenizer, text: str) -> str:
 
     Other scripts may rightly take a token a character, or more.
     """
-    if len(text) < ENOUGH or not text.isascii():
+    letters = sum(character.isalpha() for character in text)
+    if len(text) < ENOUGH or not text.isascii() or letters < 0.7 * len(text):  # digits may rightly be tokens each
         return ""
     ids = ids_of(tokenizer, text)
     if len(text) >= SPELLS * len(ids):
@@ -115,8 +129,8 @@ def runtime_ids(encode: Callable[[str], list[int]] | None, prompts: list[dict]) 
         if ids != prompt["ids"]:
             at = next((n for n, (a, b) in enumerate(zip(ids, prompt["ids"], strict=False)) if a != b), None)
             at = min(len(ids), len(prompt["ids"])) if at is None else at
-            evidence = f"from token {at} on: {ids[at : at + 4]} ({len(ids)} in all), and transformers'"
-            evidence += f" {prompt['ids'][at : at + 4]} ({len(prompt['ids'])} in all), which both sides were given"
+            evidence = f"from token {at} on the runtime's own has {ids[at : at + 4]} ({len(ids)} in all), transformers'"
+            evidence += f" {prompt['ids'][at : at + 4]} ({len(prompt['ids'])} in all); both sides were given the latter"
             found.append({"prompt": prompt["name"], "check": RUNTIME, "evidence": evidence})
     return found
 

@@ -37,6 +37,25 @@ def longrope(config) -> int | None:
     return rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
 
 
+def crosses(config, prompt: int, continued: int) -> bool:
+    """Whether a continuation of so many tokens crosses a length at which the rotary embedding changes.
+
+    Step by step, what stands in the cache then keeps the old factors; in one
+    pass all get the new ones. Neither is wrong, and the two differ.
+    """
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    switch = longrope(config)
+    if rope.get("rope_type", rope.get("type")) == "dynamic":
+        switch = rope.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", None)
+    return switch is not None and prompt <= switch < prompt + continued - 1
+
+
+def beginning(tokenizer) -> list[int]:
+    """What the tokenizer begins every text with, and not what it ends one with."""
+    whole, bare = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
+    return whole[: whole.index(bare[0])]
+
+
 def prompts(tokenizer, config, text: str) -> list[dict]:
     """Prompts of exactly those lengths, `text` over and over: {"name", "user_text", "text", "ids"}."""
     wanted = lengths(config)
@@ -47,7 +66,7 @@ def prompts(tokenizer, config, text: str) -> list[dict]:
             hint="use prompts=five, or prompts of your own",
         )
     body = tokenizer(text.strip() + "\n", add_special_tokens=False)["input_ids"]
-    start = tokenizer("")["input_ids"]  # what the tokenizer begins every text with
+    start = beginning(tokenizer)
     made = []
     for name, length in wanted.items():
         ids = [*start, *body * (length // len(body) + 1)][:length]

@@ -26,7 +26,10 @@ for _name, _code in (("float8_e4m3fn", "F8_E4M3"), ("float8_e5m2", "F8_E5M2"), (
     if hasattr(torch, _name):
         CODES[getattr(torch, _name)] = _code
 TYPES = {code: dtype for dtype, code in CODES.items()}
+CHUNK = 2**20  # entries cast at a time
 LAYER = re.compile(r"(^|\.)(layers|h|blocks)\.(\d+)\.")
+# Layers of another tower are counted by its own config.
+OTHER_TOWER = re.compile(r"vision|visual|audio")
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers")
 # Lists that are as long as there are layers by chance only.
 NOT_PER_LAYER = re.compile(r"token|architectures|_ids?$|languages")
@@ -58,7 +61,9 @@ def run(arguments: dict, out: str) -> dict:
             shutil.copyfile(path, os.path.join(out, name))
     index = next((n for n in names if n.endswith(".safetensors.index.json")), None)
     if index:
-        write_json(os.path.join(out, index), {"metadata": {}, "weight_map": weight_map})
+        shards = {os.path.join(out, name) for name in weight_map.values()}
+        total = sum(os.path.getsize(path) for path in shards)
+        write_json(os.path.join(out, index), {"metadata": {"total_size": total}, "weight_map": weight_map})
     return {"dtypes": dict(counts), "findings": overflow_findings(overflowed, dtype)}
 
 
@@ -98,21 +103,25 @@ def convert(
         with open(target, "wb") as to:
             to.write(len(encoded).to_bytes(8, "little") + encoded)
             for name in kept:
-                tensor = file.get_tensor(name)
-                if dtype is not None and tensor.is_floating_point():
-                    cast = tensor.to(dtype)
-                    lost = int(cast.isinf().sum()) - int(tensor.isinf().sum()) if dtype == torch.float16 else 0
-                    overflowed.update({name: lost} if lost else {})
-                    tensor = cast
-                to.write(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
-                del tensor
+                write_tensor(to, name, file.get_tensor(name), dtype, overflowed)
     return kept
+
+
+def write_tensor(to, name: str, tensor: torch.Tensor, dtype: torch.dtype | None, overflowed: Counter) -> None:
+    """A tensor's bytes, floats cast to `dtype` a part at a time; counts what became infinite."""
+    casts = dtype is not None and tensor.is_floating_point()
+    narrows = casts and torch.finfo(dtype).max < torch.finfo(tensor.dtype).max
+    for part in tensor.reshape(-1).split(CHUNK):
+        written = part.to(dtype) if casts else part
+        lost = int(written.isinf().sum()) - int(part.isinf().sum()) if narrows else 0
+        overflowed.update({name: lost} if lost else {})
+        to.write(memoryview(written.view(torch.uint8).numpy()))
 
 
 def keeps(name: str, layers: int | None) -> bool:
     """Whether a tensor stays when all but the first `layers` are cut."""
     match = LAYER.search(name)
-    return layers is None or not match or int(match.group(3)) < layers
+    return layers is None or not match or OTHER_TOWER.search(name) is not None or int(match.group(3)) < layers
 
 
 def cut_config(config: dict, dtype: str, layers: int | None) -> dict:

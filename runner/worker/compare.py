@@ -57,17 +57,22 @@ def compare_prompt(arguments: dict, reference: dict, candidate: dict, floor: flo
 
     Free-running, the step at which the continuations part still has the same
     context on both sides, so its logits are compared; what follows is not.
-    Forced, every step is.
+    Forced, every step is, save where one pass is rightly another computation.
     """
     matched = matched_tokens(reference["tokens"], candidate["tokens"])
     length = min(matched + 1, len(reference["tokens"]), len(candidate["tokens"]))
     free, rows = steps(arguments, reference, candidate["logits"], candidate, length)
-    forced, _ = steps(arguments, reference, candidate["forced_logits"], candidate, len(reference["tokens"]))
+    modes = {FREE: free}
+    if not reference["one_pass_differs"]:
+        modes[FORCED], more = steps(
+            arguments, reference, candidate["forced_logits"], candidate, len(reference["tokens"])
+        )
+        rows["finite"] = rows["finite"] and more["finite"]
     identical = reference["tokens"] == candidate["tokens"]
-    diffs = [free["logits_max_abs_diff"], forced["logits_max_abs_diff"]]
-    whole = over_steps(free) | {FORCED + name: value for name, value in over_steps(forced).items()}
+    whole = {mode + name: value for mode, numbers in modes.items() for name, value in over_steps(numbers).items()}
     whole["first_logits_max_abs_diff"] = free["logits_max_abs_diff"][0]
-    ratios = [ratio(whole[mode + "logits_max_abs_diff"], floor) for mode in (FREE, FORCED)]
+    whole.setdefault(FORCED + "logits_max_abs_diff", None)
+    ratios = {mode: ratio(whole[mode + "logits_max_abs_diff"], floor) for mode in modes}
     gap = None if identical else rows["gap"]
     suspect = reference["name"] in arguments["suspect"]
     words = [outcome(side, arguments["expect"].get(reference["name"])) for side in (reference, candidate)]
@@ -76,15 +81,15 @@ def compare_prompt(arguments: dict, reference: dict, candidate: dict, floor: flo
         "metrics": {name: number(value) for name, value in whole.items()},
         "steps": {
             mode + name: [number(value) for value in values]
-            for mode, numbers in ((FREE, free), (FORCED, forced))
+            for mode, numbers in modes.items()
             for name, values in numbers.items()
         },
         "noise_floor": number(floor),
-        "noise_ratio": number(ratios[0]),
-        "forced_noise_ratio": number(ratios[1]),
-        "verdict": verdict(diffs[0] + diffs[1], ratios, identical, gap, floor, arguments["thresholds"]),
+        "noise_ratio": number(ratios[FREE]),
+        "forced_noise_ratio": number(ratios.get(FORCED)),
+        "verdict": verdict(rows["finite"], list(ratios.values()), identical, gap, floor, arguments["thresholds"]),
         "parting": None if identical else parting(reference, candidate, matched, gap),
-        "within_bands": all(whole[mode + name] <= rtol for mode in (FREE, FORCED) for name, rtol in RTOL.items()),
+        "within_bands": all(whole[mode + name] <= rtol for mode in modes for name, rtol in RTOL.items()),
         "reference_range": number(rows["range"]),
         "vocab": rows["vocab"],
         "matched_tokens": matched,
@@ -105,13 +110,26 @@ def steps(arguments: dict, reference: dict, file: str, candidate: dict, count: i
     theirs = continuation.logits(arguments["candidate"], file)
     numbers = {name: [formula(ours[n], theirs[n]) for n in range(count)] for name, formula in STEP_METRICS.items()}
     first = np.asarray(ours[0])
-    finite = first[np.isfinite(first)]
     about = {
         "gap": top_gap(np.asarray(ours[count - 1])),
-        "range": float(finite.max()) - float(finite.min()) if len(finite) else float("nan"),
+        "range": span(first),
+        "finite": all(sound(side[n]) for side in (ours, theirs) for n in range(count))
+        and bool(np.isfinite(numbers["logits_max_abs_diff"]).all()),
         "vocab": [int(ours.shape[1]), int(theirs.shape[1])],
     }
     return numbers, about
+
+
+def sound(row: np.ndarray) -> bool:
+    """Whether a row of logits is one: -inf masks a token; NaN, +inf, or nothing but masks are faults."""
+    row = np.asarray(row)
+    return bool(row.max() < np.inf and row.max() > -np.inf)
+
+
+def span(row: np.ndarray) -> float:
+    """Largest minus smallest of a row's logits, masked ones left out; NaN where it is not sound."""
+    finite = row[np.isfinite(row)]
+    return float(finite.max()) - float(finite.min()) if sound(row) else float("nan")
 
 
 def ratio(diff: float, floor: float | None) -> float | None:
@@ -120,17 +138,19 @@ def ratio(diff: float, floor: float | None) -> float | None:
         return None
     if diff == 0:
         return 0.0
-    return diff / floor if floor else float("inf") if diff == diff else diff
+    return diff / floor if floor else diff * float("inf")
 
 
-def verdict(diffs, ratios, identical: bool, gap: float | None, floor: float | None, thresholds: dict) -> str | None:
+def verdict(
+    finite: bool, ratios: list, identical: bool, gap: float | None, floor: float | None, thresholds: dict
+) -> str | None:
     """A prompt's verdict, by the larger of its free-running and its forced multiple of the noise.
 
     "near_tie": all within the noise, and yet the continuations part, where the
     reference's two best tokens are nearer to each other than a difference
     within the noise can move them. None where no floor was measured.
     """
-    if not np.isfinite(diffs).all():
+    if not finite:
         return "non_finite"
     if floor is None:
         return None

@@ -12,14 +12,17 @@ INDEX = "continuations.json"
 TOP = 5
 
 
-def save(out: str, index: int, name: str, tokens, logits: np.ndarray, tokenizer, ends, forced=None) -> None:
+def save(
+    out: str, index: int, name: str, tokens, logits: np.ndarray, tokenizer, ends, forced=None, one_pass_differs=False
+) -> None:
     """Add one prompt's continuation: tokens, text, and logits [steps, vocab] as float32.
 
     forced: logits [reference's steps, vocab] when fed the reference's tokens;
     the reference, which feeds itself, has none. `text` is what a user would
     see, up to the first end token; `raw_text` keeps its special tokens, what a
     reader of markers needs. `top` has each step's likeliest tokens:
-    [id, as the tokenizer writes it, logit].
+    [id, as the tokenizer writes it, logit]. one_pass_differs: the continuation
+    computed in one pass is rightly another, so that forcing it compares nothing.
     """
     entry = {"name": name, "tokens": [int(token) for token in tokens], "logits": f"{index}.npy"}
     np.save(os.path.join(out, entry["logits"]), np.ascontiguousarray(logits, dtype=np.float32))
@@ -33,6 +36,7 @@ def save(out: str, index: int, name: str, tokens, logits: np.ndarray, tokenizer,
         "text": tokenizer.decode(body, skip_special_tokens=True),
         "raw_text": tokenizer.decode(body, skip_special_tokens=False),
         "top": [likeliest(row, tokenizer) for row in logits],
+        "one_pass_differs": one_pass_differs,
     }
     entries = load(out) if index else []
     with open(os.path.join(out, INDEX), "w", encoding="utf-8") as file:

@@ -85,7 +85,9 @@ def kl_divergence(reference: np.ndarray, candidate: np.ndarray) -> float:
     log_p, log_q = log_softmax(a), log_softmax(b)
     possible = ~(log_p == -np.inf)
     with np.errstate(invalid="ignore"):
-        terms = np.exp(log_p[possible]) * (log_p[possible] - log_q[possible])
+        ratios = log_p[possible] - log_q[possible]
+        # However unlikely: exp(log_p) may be 0 in float64, and 0 times infinity is NaN.
+        terms = np.where(ratios == np.inf, np.inf, np.exp(log_p[possible]) * ratios)
     return float(np.maximum(terms.sum(), 0.0))  # rounding may leave a hair below 0; a NaN stays one
 
 
@@ -133,9 +135,11 @@ def band_error(reference: np.ndarray, candidate: np.ndarray, k: int | None) -> f
         return 0.0
     if np.isnan(a).any() or np.isnan(b).any():
         return float("nan")
-    ids = top(a, len(a) if k is None else k)
-    worst = max(0.0, max_abs_diff(a[ids], b[ids]) - BANDS[k][0])
-    largest = float(np.abs(a[ids]).max())
+    if k is not None:
+        ids = top(a, k)
+        a, b = a[ids], b[ids]
+    worst = max(0.0, max_abs_diff(a, b) - BANDS[k][0])
+    largest = float(np.abs(a).max())
     if not np.isfinite(largest):
         return float("nan")
     return worst / largest if largest else (float("inf") if worst else 0.0)

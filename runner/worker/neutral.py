@@ -26,17 +26,19 @@ NEUTRAL = {
     "forced_bos_token_id": None,
     "forced_decoder_ids": None,
     "forced_eos_token_id": None,
-    "guidance_scale": None,
+    "guidance_scale": 1.0,
     "min_length": 0,
-    "min_new_tokens": None,
+    "min_new_tokens": 0,
     "no_repeat_ngram_size": 0,
     "num_beam_groups": 1,
     "num_beams": 1,
-    "penalty_alpha": None,
+    "penalty_alpha": 0.0,
+    "remove_invalid_values": False,
     "repetition_penalty": 1.0,
     "sequence_bias": None,
     "stop_strings": None,
     "suppress_tokens": None,
+    "token_healing": False,
     "watermarking_config": None,
 }
 # What genai's search options can be told.
@@ -55,10 +57,10 @@ def overridden(settings: dict) -> dict:
 
 def of_checkpoint(folder: str) -> dict:
     """What a checkpoint's generation_config.json asks for, and its config.json, where older ones kept it."""
-    found = {}
+    asked: dict = {}
     for name in ("config.json", "generation_config.json"):
         path = os.path.join(folder, name)
         if os.path.exists(path):
             with open(path, encoding="utf-8") as file:
-                found |= overridden(json.load(file))
-    return found
+                asked |= json.load(file)
+    return overridden(asked)

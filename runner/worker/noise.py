@@ -20,8 +20,8 @@ from reference import forced, load
 OTHER_DTYPE = {"float32": "float64", "float64": "float32", "bfloat16": "float32", "float16": "float32"}
 OTHER_ATTENTION = {"eager": "sdpa", "sdpa": "eager"}
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-# A difference between two attentions that fp64 shrinks less than this, and that is this much larger than every other
-# variant's, is no rounding: one of the two leaves something out (SDPA drops the soft cap of Gemma 2's scores).
+# A difference between two attentions that is this much larger than every other variant's, and that fp64 shrinks by
+# less than this, is no rounding: one of the two leaves something out (SDPA drops the soft cap of Gemma 2's scores).
 SYSTEMATIC = 10.0
 
 
@@ -29,8 +29,8 @@ def run(arguments: dict, out: str) -> dict:
     """Measure the variants and write ``noise.json`` to `out`.
 
     arguments: checkpoint, reference (folders), prompts (path of prompts.json),
-    compute_dtype, attention, threads, variants (of "dtype", "attention",
-    "threads", "passes"). ``noise.json``: {"prompts": [{"prompt", "floor",
+    compute_dtype, attention, threads, other_threads, variants (of "dtype",
+    "attention", "threads", "passes"). ``noise.json``: {"prompts": [{"prompt", "floor",
     "variants": {name: [difference a step]}}], "versus": {name: "a / b"},
     "left_out": {name: why}}. A floor is the largest of a prompt's steps and
     variants; None where none could be measured.
@@ -40,7 +40,7 @@ def run(arguments: dict, out: str) -> dict:
         prompts = json.load(file)["prompts"]
     entries = continuation.load(arguments["reference"])
     tokens = [(prompt["ids"], entry["tokens"]) for prompt, entry in zip(prompts, entries, strict=True)]
-    more = 1 if threads > 1 else max(2, os.cpu_count() or 1)
+    more = arguments["other_threads"]
     other = OTHER_DTYPE[dtype], OTHER_ATTENTION.get(attention, "eager")
     versus = {
         "dtype": f"{dtype} / {other[0]}",
@@ -52,19 +52,24 @@ def run(arguments: dict, out: str) -> dict:
     base = Rows("base")
     for ids, continued in tokens:
         base.add(forced(model, ids, continued))
-    stepwise = (continuation.logits(arguments["reference"], entry["logits"]) for entry in entries)
+    stepwise = [continuation.logits(arguments["reference"], entry["logits"]) for entry in entries]
     measured: dict[str, list[list[float]]] = {}
     left_out: dict[str, str] = {}
 
-    def measure(name: str, rows, against: Rows = base) -> list[list[float]]:
+    def measure(rows, against: Rows = base) -> list[list[float]]:
         return [difference(one, two) for one, two in zip(against, rows, strict=True)]
 
     wanted = set(arguments["variants"])
-    if "passes" in wanted:
-        measured["passes"] = measure("passes", stepwise)
+    crossing = [entry["name"] for entry in entries if entry["one_pass_differs"]]
+    if crossing:
+        left_out["passes"] = (
+            f"the rotary embedding changes within {', '.join(crossing)}: one pass is another computation"
+        )
+    elif "passes" in wanted:
+        measured["passes"] = measure(stepwise)
     if "threads" in wanted:
         torch.set_num_threads(more)
-        measured["threads"] = measure("threads", (forced(model, *pair) for pair in tokens))
+        measured["threads"] = measure(forced(model, *pair) for pair in tokens)
         torch.set_num_threads(threads)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     del model
@@ -87,18 +92,21 @@ def run(arguments: dict, out: str) -> dict:
 
     in_other_dtype = with_model("dtype", other[0], attention) if {"dtype", "attention"} & wanted else None
     if in_other_dtype and "dtype" in wanted:
-        measured["dtype"] = measure("dtype", in_other_dtype)
+        measured["dtype"] = measure(in_other_dtype)
     if "attention" in wanted and (rows := with_model("attention", dtype, other[1])):
-        measured["attention"] = measure("attention", rows)
-        finer = with_model("attention in the other dtype", *other) if in_other_dtype and dtype == "float32" else None
-        if finer and systematic(measured, measure("", finer, in_other_dtype)):
-            size = largest(measured.pop("attention"))
-            left_out["attention"] = (
-                f"{other[1]} computes something else than {attention}: they differ by {size:.2g} in fp64 as in fp32,"
-                " which is no rounding"
-            )
+        differ = measure(rows)
+        why = ""
+        if stands_out(differ, measured):
+            checks = in_other_dtype and BYTES[other[0]] > BYTES[dtype]
+            finer = with_model("attention in the other dtype", *other) if checks else None
+            why = no_rounding(differ, measure(finer, in_other_dtype) if finer else None, f"{attention} and {other[1]}")
+        if why:
+            left_out["attention"] = why
+        else:
+            measured["attention"] = differ
+    resolutions = [float(np.spacing(np.float32(np.abs(rows[np.isfinite(rows)]).max(initial=0)))) for rows in base]
     result = {
-        "prompts": [of_prompt(prompt["name"], n, measured) for n, prompt in enumerate(prompts)],
+        "prompts": [of_prompt(prompt["name"], n, measured, resolutions[n]) for n, prompt in enumerate(prompts)],
         "versus": {name: text for name, text in versus.items() if name in measured},
         "left_out": {name: why for name, why in left_out.items() if name in wanted},
     }
@@ -130,19 +138,30 @@ def largest(values: list[list[float]]) -> float:
     return worst([worst(steps) for steps in values])
 
 
-def systematic(measured: dict[str, list[list[float]]], finer: list[list[float]]) -> bool:
-    """Whether the two attentions differ by more than rounding; `finer` is their difference in fp64."""
-    size = largest(measured["attention"])
-    others = worst([largest(values) for name, values in measured.items() if name != "attention"])
-    return largest(finer) > size / SYSTEMATIC and size > SYSTEMATIC * others
+def stands_out(differ: list[list[float]], measured: dict[str, list[list[float]]]) -> bool:
+    """Whether a variant's difference is far larger than every other's, or there is no other to tell by."""
+    others = [largest(values) for values in measured.values()]
+    return largest(differ) > SYSTEMATIC * max(others, default=0.0)
 
 
-def of_prompt(name: str, index: int, measured: dict[str, list[list[float]]]) -> dict:
+def no_rounding(differ: list[list[float]], finer: list[list[float]] | None, sides: str) -> str:
+    """Why the difference of two attentions is no rounding: "" where a finer dtype shrinks it."""
+    size = largest(differ)
+    if finer is None:
+        return f"{sides} differ by {size:.2g}, and no finer dtype is at hand to tell whether that is rounding"
+    if largest(finer) > size / SYSTEMATIC:
+        return f"{sides} compute different things: they differ by {size:.2g} in a finer dtype too, which is no rounding"
+    return ""
+
+
+def of_prompt(name: str, index: int, measured: dict[str, list[list[float]]], resolution: float) -> dict:
+    """A prompt's variants and its floor: at least the spacing of fp32 at the size of its logits, which no side can
+    be nearer by."""
     variants = {variant: values[index] for variant, values in measured.items()}
     return {
         "prompt": name,
         "variants": {variant: [finite(value) for value in values] for variant, values in variants.items()},
-        "floor": finite(worst([worst(values) for values in variants.values()])) if variants else None,
+        "floor": finite(worst([resolution, *map(worst, variants.values())])) if variants else None,
     }
 
 

@@ -11,6 +11,9 @@ import boundaries
 from task import StageError
 from transformers import AutoConfig, AutoTokenizer
 
+# Where a template may stand beside the tokenizer's config.
+SEPARATE = ("chat_template.jinja", "chat_template.json")
+
 
 def run(arguments: dict, out: str) -> dict:
     """Tokenise the prompts with the checkpoint's tokenizer.
@@ -27,7 +30,10 @@ def run(arguments: dict, out: str) -> dict:
     template, source = (None, None) if arguments["template"] == "none" else chat_template(tokenizer, folder)
     prompts = [encode(tokenizer, prompt, template) for prompt in arguments["prompts"]]
     if arguments["boundaries"] is not None:
-        prompts += boundaries.prompts(tokenizer, config, arguments["boundaries"])
+        made = boundaries.prompts(tokenizer, config, arguments["boundaries"])
+        if taken := {prompt["name"] for prompt in prompts} & {prompt["name"] for prompt in made}:
+            raise StageError(f"prompts: {min(taken)!r} is the name of a boundary prompt", kind="NameTaken")
+        prompts += made
     found = audit.findings(tokenizer, prompts, getattr(config, "vocab_size", None))
     content = {
         "prompts": prompts,
@@ -64,21 +70,30 @@ def chat_template(tokenizer, folder: str) -> tuple[str, str]:
     transformers reads the separate files itself; a checkpoint that has one in
     its folder means it, even if its tokenizer's config has another.
     """
-    separate = ("chat_template.jinja", "chat_template.json")
-    for name in separate:
+    found = None
+    for name in SEPARATE:
         path = os.path.join(folder, name)
-        if os.path.exists(path):
+        if found is None and os.path.exists(path):
             with open(path, encoding="utf-8") as file:
                 text = file.read()
-            return (json.loads(text)["chat_template"] if name.endswith(".json") else text), name
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
-    if template:
-        return template, "tokenizer_config.json"
-    looked = ", ".join([*separate, "chat_template in tokenizer_config.json"])
+            found = (template_of(json.loads(text)) if name.endswith(".json") else text), name
+    template, source = found or (template_of(tokenizer.chat_template), "tokenizer_config.json")
+    if template and template.strip():
+        return template, source
+    looked = ", ".join([*SEPARATE, "chat_template in tokenizer_config.json"])
+    what = f"{source} has an empty one, or none named default; " if found or tokenizer.chat_template else ""
     raise StageError(
-        f"no chat template in {folder}: looked for {looked}",
+        f"no chat template in {folder}: {what}looked for {looked}",
         kind="MissingChatTemplate",
         hint="put the model's chat_template.jinja beside its tokenizer, or set prompts.template=none",
     )
+
+
+def template_of(found) -> str | None:
+    """The template in what a JSON file or a tokenizer holds: itself, or of several the one named default."""
+    if isinstance(found, list):
+        found = {entry.get("name"): entry.get("template") for entry in found}
+    if isinstance(found, dict):
+        found = found.get("chat_template", found.get("default"))
+        return template_of(found) if isinstance(found, list | dict) else found
+    return found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 
+import boundaries
 import neutral
 import numpy as np
 import torch
@@ -38,7 +40,8 @@ def run(arguments: dict, out: str) -> dict:
     for index, prompt in enumerate(prompts):
         stops = ends if arguments["stop_at_end"] else set()
         tokens, logits = greedy(model, prompt["ids"], stops, arguments["max_new_tokens"])
-        save(out, index, prompt["name"], tokens, logits, tokenizer, ends)
+        crosses = boundaries.crosses(model.config.get_text_config(), len(prompt["ids"]), len(tokens))
+        save(out, index, prompt["name"], tokens, logits, tokenizer, ends, one_pass_differs=crosses)
     loaded = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
     return {
         "loaded_dtype": ",".join(sorted(loaded)),
@@ -59,9 +62,12 @@ def load(folder: str, dtype: str, attention: str):
 
 def layers_of(config) -> dict:
     """How many layers a text config has, and which look at a sliding window only; None where it says nothing."""
-    kinds = getattr(config, "layer_types", None)
-    sliding = [n for n, kind in enumerate(kinds) if kind == "sliding_attention"] if kinds else None
-    return {"layers": getattr(config, "num_hidden_layers", None), "sliding_layers": sliding}
+    kinds, count = getattr(config, "layer_types", None), getattr(config, "num_hidden_layers", None)
+    if kinds:
+        sliding = [n for n, kind in enumerate(kinds) if kind == "sliding_attention"]
+    else:  # Mistral, say: one window for all
+        sliding = list(range(count)) if boundaries.window(config) and count else None
+    return {"layers": count, "sliding_layers": sliding}
 
 
 @torch.inference_mode()
@@ -86,7 +92,9 @@ def greedy(model, ids: list[int], ends: set[int], limit: int) -> tuple[list[int]
 def forced(model, ids: list[int], tokens: list[int]) -> np.ndarray:
     """Logits [len(tokens), vocab] fp64 of one pass over the prompt `ids` and its continuation `tokens`."""
     inputs = torch.tensor([[*ids, *tokens[:-1]]])
-    return model(input_ids=inputs, use_cache=False).logits[0, len(ids) - 1 :].double().numpy()
+    # Only the continuation's rows, where the model can be told so: those of a long prompt would fill the memory.
+    keep = {"logits_to_keep": len(tokens)} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    return model(input_ids=inputs, use_cache=False, **keep).logits[0, -len(tokens) :].double().numpy()
 
 
 def end_tokens(folder: str) -> set[int]:

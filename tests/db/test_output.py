@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -54,6 +55,35 @@ def test_no_text_breaks_a_markdown_table(texts):
     lines = output.markdown_table(["h"], [[text] for text in texts]).split("\n")
     assert len(lines) == len(texts) + 2
     assert all(line.replace("\\|", "").count("|") == 2 for line in lines)
+
+
+@given(st.text())
+def test_markdown_shows_every_character_and_takes_none_for_markup(text):
+    escaped = output.markdown_text(text)
+    assert re.sub(r"\\([\\`*<>|\[\]~$_])", r"\1", escaped).replace("&amp;", "&") == output.short(text)
+    bare = re.sub(r"\\.", "", escaped)
+    assert not set(bare) & set("`*<>|[]~$") and "\n" not in escaped
+
+
+@given(st.text())
+def test_no_text_gets_out_of_a_code_span(text):
+    span = output.markdown_code(text)
+    fence = re.match("`*", span).group()
+    assert not output.short(text) or (span.endswith(fence) and fence not in span[len(fence) : -len(fence)].strip(" "))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\u202egpj.exe", "a gpj.exe"),
+        ("a\u200bb\ufeffc", "a b c"),
+        ("می\u200cخواهم", "می\u200cخواهم"),
+        ("a\x1b[2Jb\x07", "a [2Jb"),
+        ("one\ntwo\r\n\tthree", "one two three"),
+    ],
+)
+def test_what_could_turn_or_hide_text_is_a_blank(text, shown):
+    assert output.short(text) == shown
 
 
 @pytest.mark.parametrize("shown", ["table", "md"])

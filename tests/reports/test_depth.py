@@ -11,8 +11,9 @@ def rows(**ratios: float | None) -> list[dict]:
     """Rows by layer count: l1=5.0 is five times the noise at one layer."""
     return [
         {
-            "layer_count": int(name[1:]), "layers": name[1:], "noise_ratio_largest": ratio, "first_diff_least": 1e-6,
-            "diff_largest": (ratio or 0) * 1e-6, "first_diff_largest": 1e-6, "noise_floor_largest": 1e-6,
+            "layer_count": int(name[1:]), "layers": name[1:], "multiple_largest": ratio, "first_diff_least": 1e-6,
+            "diff_largest": 0.0, "forced_diff_largest": (ratio or 0) * 1e-6, "first_diff_largest": 1e-6,
+            "noise_floor_largest": 1e-6,
             "non_finite_count": 0, "thresholds": {"within": 10.0, "broken": 1000.0}, "verdict": "broken",
             "identical_count": 1, "prompts_count": 2, "nonsense_count": 1,
         }
@@ -24,9 +25,9 @@ def rows(**ratios: float | None) -> list[dict]:
     ("found", "said"),
     [
         (rows(l1=500.0, l2=400.0, l7=600.0), "from 1 layer on: 5.0e-04 (500 × noise) at 1 layer"),
-        (rows(l1=500.0, l7=600.0), "depth does not build it up. It comes from inside a single layer"),
+        (rows(l1=500.0, l7=600.0), ": depth does not build it up. It enters with the first layer, embedding"),
         (rows(l1=20.0, l7=900.0), "with depth it grows 45 times"),
-        (rows(l3=500.0, l7=600.0), "from inside the first 3 layers"),
+        (rows(l3=500.0, l7=600.0), "It enters with the first 3 layers"),
         (rows(l1=1.0, l2=5.0, l4=40.0, l8=300.0), "grows with depth"),
         (rows(l1=1.0, l5=1.5, l6=900.0), "enters between 5 layers and 6 layers"),
         (rows(l1=1.0, l5=1.5, l6=900.0), "layers 5 to 5 (from 0)"),

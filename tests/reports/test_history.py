@@ -11,7 +11,7 @@ def row(builder: str, changed: bool = False, **given) -> dict:
     base = dict.fromkeys(FACTORS, "x") | {
         "builder": builder, "changed": changed, "model": "m", "options": None, "status": "ok", "error": None,
         "first_diff_least": 1e-4, "first_diff_largest": 2e-4, "identical_count": 5, "prompts_count": 5,
-        "noise_ratio_largest": 50.0, "nonsense_count": 0,
+        "multiple_largest": 50.0, "nonsense_count": 0, "findings": [], "cell": 1,
     }  # fmt: skip
     base |= given
     return base | {"line": history_line(base)}

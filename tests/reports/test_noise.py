@@ -33,7 +33,7 @@ def test_a_row_a_floor_with_a_column_a_variant():
     header, _, first, second, *rest = noise.markdown({"rows": [one, two]}).split("\n")
     assert cells(header) == ["model", "dtype", "Other dtype", "Other attention", "Noise floor", "Logits span"]
     assert cells(first) == ["m", "stored (bf16)", "2.0e-06 – 3.0e-06", "5.0e-06", "5.0e-06", "9 – 12.0"]
-    assert cells(second)[2:5] == ["1.0e-06", "", "1.0e-06"]
+    assert cells(second)[2:5] == ["1.0e-06", "left out", "1.0e-06"]
     assert "Other dtype: float32 / float64." in "\n".join(rest)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from db.models import FACTORS
-from reports import sweep
-from reports.table import multiple, number, span
+from reports import notes, sweep
+from reports.table import cells, multiple, number, span
 
 
 def row(**given) -> dict:
@@ -14,8 +14,9 @@ def row(**given) -> dict:
         "cell": 7, "model": "m", "status": "ok", "error": None, "hint": None, "texts": "as expected",
         "patch_outcome": "none", "options": None, "source": "release x", "checkpoint_dtype": "fp32",
         "logit_range": [11.0, 13.0], "first_diff_least": 1e-4, "first_diff_largest": 2e-4, "diff_largest": 3e-4,
+        "forced_diff_largest": 4e-4,
         "identical_count": 5, "prompts_count": 5, "stand_in": None, "non_finite_count": 0, "nonsense_count": 0,
-        "noise_floor_largest": 2e-6, "noise_ratio_largest": 150.0, "verdict": "elevated", "findings": [],
+        "noise_floor_largest": 2e-6, "multiple_largest": 150.0, "verdict": "elevated", "findings": [],
         "noise_left_out": [], "overridden": None, "thresholds": {"within": 10.0, "broken": 1000.0},
     }  # fmt: skip
     return base | given
@@ -41,9 +42,9 @@ def test_each_diff_stands_beside_the_noise_with_its_multiple_and_verdict():
     header, _, line, *rest = table(row()).split("\n")
     found = dict(zip(columns(header), columns(line), strict=True))
     assert (found["Noise floor"], found["× noise"], found["Verdict"]) == ("2.0e-06", "150", "elevated")
-    assert "Within noise is up to 10, broken above 1000" in "\n".join(rest)
-    unmeasured = table(row(noise_floor_largest=None, noise_ratio_largest=None, verdict=None))
-    assert "no noise floor" in unmeasured and "Within noise is" not in unmeasured
+    assert "Up to 10 is within noise, above 1000 broken" in "\n".join(rest)
+    unmeasured = table(row(noise_floor_largest=None, multiple_largest=None, verdict=None))
+    assert "no noise floor" in unmeasured and "within noise, above" not in unmeasured
 
 
 def test_a_match_on_nonsense_is_called_that():
@@ -59,8 +60,8 @@ def test_a_finding_is_told_once_with_its_cells():
     audit = {"kind": "prompt", "prompt": "p", "check": "split_marker", "evidence": "<a> -> ['<', 'a', '>']"}
     loaded = {"kind": "warning", "prompt": None, "check": "loaded_dtype", "evidence": "fp32, not bf16"}
     text = table(row(cell=1, findings=[audit]), row(cell=2, findings=[audit, loaded]))
-    assert text.count("Prompt audit, prompt p, cells 1, 2: split_marker: <a> -> ['<', 'a', '>'].") == 1
-    assert "Warning, cell 2: loaded_dtype: fp32, not bf16." in text
+    assert text.count("Prompt audit, cells 1, 2, prompt p: split_marker: `<a> -> ['<', 'a', '>']`.") == 1
+    assert "Warning, cell 2: loaded_dtype: `fp32, not bf16`." in text
 
 
 def test_what_a_generation_config_asked_for_is_told():
@@ -71,7 +72,21 @@ def test_what_a_generation_config_asked_for_is_told():
 def test_many_findings_are_cut_with_a_word_of_where_they_are():
     many = [{"kind": "warning", "prompt": None, "check": "c", "evidence": str(n)} for n in range(40)]
     text = table(row(findings=many))
-    assert text.count("Warning, cell 7") == sweep.MOST_FINDINGS and "28 more findings: `python -m db show 7`" in text
+    assert text.count("Warning, cell 7") == notes.MOST_FINDINGS
+    assert "28 more findings: `python -m db show 7` and others" in text
+
+
+def test_the_largest_is_that_of_both_modes():
+    header, _, line, *_ = table(row()).split("\n")
+    assert dict(zip(columns(header), columns(line), strict=True))["Largest"] == "4.0e-04"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [([3], "cell 3"), ([4, 3], "cells 3, 4"), ([1, 2, 3, 9], "cells 1 – 3, 9"), (range(0, 40, 2), "14 …")],
+)
+def test_cells_are_named_in_ranges(numbers, said):
+    assert cells(numbers).endswith(said)
 
 
 def test_what_reaches_inside_a_factor_is_a_column():
@@ -98,7 +113,7 @@ def test_a_long_error_is_cut_in_the_table_and_whole_below_it():
 
 def test_equal_failures_are_one_line():
     failed = [row(cell=n, status="skipped", error="interrupted", hint="again") for n in range(12)]
-    assert "Cells 0, 1, 2, 3, 4, 5, 6, 7 …: skipped: interrupted (again)" in table(*failed)
+    assert "Cells 0 – 11: skipped: interrupted (again)" in table(*failed)
 
 
 def test_a_patch_that_changed_nothing_is_said():

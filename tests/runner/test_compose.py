@@ -248,3 +248,105 @@ def test_a_misspelt_key_is_refused_with_the_nearest_one():
     assert "did you mean builder?" in caught.value.message
     assert "patch" in caught.value.hint
     compose.check_keys(["-m", "builder=0.14.1", "hydra/launcher=x", "+backend.extra_options.a=b"], paths.CONF)
+
+
+def with_experiment(loader, tmp_path, text: str, *arguments: str) -> list[cells.Cell]:
+    """The cells of an experiment file of one's own."""
+    (tmp_path / "experiment").mkdir(exist_ok=True)
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}", encoding="utf-8")
+    given = ["+experiment=mine", *arguments]
+    found = [f"hydra.searchpath=[file://{tmp_path}]", *given]
+    master = loader.load_configuration("config", found, run_mode=RunMode.MULTIRUN)
+    return compose.compose_sweep(loader, master, given)
+
+
+def patches(found: list[cells.Cell]) -> list[str]:
+    assert [cell.failure for cell in found] == [None] * len(found)
+    return [cell.factors["patch"] for cell in found]
+
+
+def test_suspects_are_the_patch_axis(loader):
+    found = sweep_of(loader, "suspects=[norm_offset_fp32,embed_scale_exact]", "builder=0.14.1,0.18.0")
+    both = "norm_offset_fp32+embed_scale_exact"
+    assert patches(found) == ["none", "norm_offset_fp32", "embed_scale_exact", both] * 2
+    assert [cell.factors["builder"] for cell in found] == ["0.14.1"] * 4 + ["0.18.0"] * 4
+    (written,) = sweep_of(loader, "patch=[norm_offset_fp32,embed_scale_exact]", "builder=0.14.1")
+    assert found[3].hash == written.hash and asdict(found[3].config) == asdict(written.config)
+
+
+def test_three_suspects_are_each_alone_and_all_but_each(loader):
+    a, b, c = "rope_local_unscaled", "rope_global_scaled", "embed_scale_exact"
+    found = sweep_of(loader, f"suspects=[{a},{b},{c}]")
+    assert patches(found) == ["none", a, b, c, f"{b}+{c}", f"{a}+{c}", f"{a}+{b}", f"{a}+{b}+{c}"]
+
+
+def test_suspects_of_an_experiment_can_be_overridden(loader, tmp_path):
+    text = "suspects: [embed_scale_exact, rope_fix]\nbuilder: {transformers: 5.13.0}\n"
+    assert len(with_experiment(loader, tmp_path, text)) == 4
+    assert patches(with_experiment(loader, tmp_path, text, "suspects=[rope_fix]")) == ["none", "rope_fix"]
+    assert patches(with_experiment(loader, tmp_path, text, "suspects=[]", "patch=none,rope_fix")) == [
+        "none", "rope_fix",
+    ]  # fmt: skip
+    with pytest.raises(ConfigFailed, match="both given"):
+        with_experiment(loader, tmp_path, text, "patch=none,rope_fix")
+
+
+def test_suspects_may_be_patches_of_ones_own(loader, tmp_path):
+    (tmp_path / "patch").mkdir()
+    (tmp_path / "patch" / "my_fix.yaml").write_text((paths.CONF / "patch" / "embed_scale_exact.yaml").read_text())
+    assert patches(with_experiment(loader, tmp_path, "suspects: [my_fix]\n")) == ["none", "my_fix"]
+
+
+def test_an_experiments_patch_beside_suspects_is_refused(loader, tmp_path):
+    text = "defaults:\n  - override /patch: rope_fix\nsuspects: [embed_scale_exact]\n"
+    with pytest.raises(ConfigFailed, match="an experiment with a patch are both given"):
+        with_experiment(loader, tmp_path, text)
+
+
+def test_what_reaches_inside_a_patch_stands_beside_suspects(loader):
+    found = sweep_of(loader, "suspects=[pr,rope_fix]", "patch.number=2939")
+    assert patches(found) == ["none", "pr-2939", "rope_fix", "rope_fix+pr-2939"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["suspects=rope_fix"], "is no list"),
+        (["suspects=[rope]"], "'rope' is not allowed"),
+        (["suspects=[none]"], "'none' is not allowed"),
+        (["suspects=[[rope_fix]]"], "is not allowed"),
+        (["suspects=[rope_fix,rope_fix]"], "'rope_fix' stands twice"),
+    ],
+)
+def test_suspects_that_are_none_say_what_is_allowed(loader, arguments, says):
+    with pytest.raises(ConfigFailed, match=says) as caught:
+        sweep_of(loader, *arguments)
+    assert "embed_scale_exact" in caught.value.hint and "none" not in caught.value.hint
+
+
+@pytest.mark.parametrize("patch", ["patch=none", "patch=none,rope_fix", "patch=[rope_fix]"])
+def test_suspects_beside_a_patch_are_refused(loader, patch):
+    with pytest.raises(ConfigFailed, match="both given") as caught:
+        sweep_of(loader, "suspects=[rope_fix]", patch)
+    assert patch in caught.value.message
+
+
+@pytest.mark.parametrize("argument", ["suspects=rope_fix,embed_scale_exact", "rerun=none,all", "action=plan,run"])
+def test_a_setting_is_not_swept(loader, argument):
+    with pytest.raises(ConfigFailed, match="is the sweep's"):
+        sweep_of(loader, argument)
+
+
+def test_swept_experiments_with_suspects_of_their_own_are_refused(loader, tmp_path):
+    with pytest.raises(ConfigFailed, match="one of several experiments"):
+        (tmp_path / "experiment").mkdir()
+        (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nsuspects: [rope_fix]\n")
+        found = [f"hydra.searchpath=[file://{tmp_path}]", "+experiment=mine,long"]
+        master = loader.load_configuration("config", found, run_mode=RunMode.MULTIRUN)
+        compose.compose_sweep(loader, master, found[1:])
+
+
+def test_a_cell_that_fails_names_its_patches_as_others_do(loader):
+    found = sweep_of(loader, "builder=9.9.9,0.14.1", "suspects=[rope_fix,embed_scale_exact]")
+    assert [cell.failure is None for cell in found] == [False] * 4 + [True] * 4
+    assert [cell.factors["patch"] for cell in found[:4]] == [cell.factors["patch"] for cell in found[4:]]

@@ -7,10 +7,11 @@ from typing import Any
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
-from hydra.types import HydraContext, TaskFunction
+from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 GROUP = "builder"
@@ -32,9 +33,16 @@ class ParitylabSweeper(Sweeper):
         from runner import main
 
         assert self.context is not None and self.config is not None
+        loader, config = self.context.config_loader, self.config
         given = {argument.partition("=")[0] for argument in arguments}
         axes = [f"{key}={values}" for key, values in self.params.items() if key not in given]
-        raise main.Finished(main.act(self.context.config_loader, self.config, [*axes, *arguments]))
+        if not all(o.is_sweep_override() for o in OverridesParser.create(config_loader=loader).parse_overrides(axes)):
+            # One value is no axis: it belongs to the config, which Hydra composed without it.
+            known = config.hydra.overrides.hydra
+            config = loader.load_configuration(
+                config.hydra.job.config_name, [*known, *axes, *arguments], run_mode=RunMode.MULTIRUN
+            )
+        raise main.Finished(main.act(loader, config, [*axes, *arguments]))
 
 
 class ReleasesSource(ConfigSource):

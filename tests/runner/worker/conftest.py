@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from lab import ENVIRONMENTS
+from lab import with_transformers_5
 
 from runner import paths
 
@@ -47,10 +47,4 @@ def run_script(tmp_path):
 @pytest.fixture
 def with_torch(rope, run_script):
     """`run_script` in an environment of the reference's kind."""
-    stamps = sorted(ENVIRONMENTS.glob("*/ready.json"))
-    (python, *_) = [
-        stamp.parent / "bin" / "python"
-        for stamp in stamps
-        if json.loads(stamp.read_text())["packages"].get("transformers", "").startswith("5.")
-    ]
-    return lambda script, *arguments: run_script(python, script, *arguments)
+    return lambda script, *arguments: run_script(with_transformers_5(), script, *arguments)

@@ -5,7 +5,19 @@ from __future__ import annotations
 import re
 
 import pytest
-from audit import BOS, CHARACTERS, OUTSIDE, RUNTIME, SPLIT, SUSPECT, UNKNOWN, adds_its_bos, findings, runtime_ids
+from audit import (
+    BOS,
+    CHARACTERS,
+    OUTSIDE,
+    RUNTIME,
+    SPLIT,
+    SUSPECT,
+    UNKNOWN,
+    WRITTEN,
+    adds_its_bos,
+    findings,
+    runtime_ids,
+)
 
 WORDS = ["what", "is", "the", "capital", "of", "france", "spelled", "letters", "plainly", "user", "model"]
 MARKERS = ("<|turn>", "<turn|>")
@@ -18,7 +30,7 @@ class Tokenizer:
         self.markers, self.adds_bos, self.spells = list(markers), adds_bos, spells
         specials = [special for special in (bos, unk) if special]
         self.vocabulary = [*specials, *self.markers, *words, *(chr(n) for n in range(32, 127)), "\n"]
-        self.bos_token, self.unk_token = bos, unk
+        self.bos_token, self.unk_token, self.eos_token_id = bos, unk, None
         self.bos_token_id = self.vocabulary.index(bos) if bos else None
         self.unk_token_id = self.vocabulary.index(unk) if unk else None
 
@@ -34,7 +46,7 @@ class Tokenizer:
         for known in (word, word.lower()):
             if known in self.vocabulary:
                 return [self.vocabulary.index(known)]
-        if self.spells and word.isascii():
+        if self.spells and all(letter in self.vocabulary for letter in word):
             return [self.vocabulary.index(letter) for letter in word]
         return [self.unk_token_id]
 
@@ -112,14 +124,14 @@ def test_text_in_angle_brackets_is_no_marker():
 def test_a_bos_put_twice():
     tokenizer = Tokenizer()
     prompt = prompt_of(tokenizer, before="<bos><bos><|turn>user\n")
-    assert found(tokenizer, prompt) == {BOS: f"2 <bos> (0) at the start: [0, 0, 2, {prompt['ids'][3]}]"}
+    assert found(tokenizer, prompt) == {BOS: "<bos> (id 0) stands 2 times, at [0, 1]: the ids begin [0, 0, 2]"}
 
 
 def test_a_bos_that_the_tokenizer_would_put_is_missed():
     tokenizer = Tokenizer()
     assert adds_its_bos(tokenizer)
     prompt = prompt_of(tokenizer, before="<|turn>user\n")
-    evidence = f"no <bos> (0) at the start, which the tokenizer itself would put: {prompt['ids'][:4]}"
+    evidence = f"no <bos> (id 0) at the start, which the tokenizer itself would put: the ids begin {prompt['ids'][:4]}"
     assert found(tokenizer, prompt) == {BOS: evidence}
 
 
@@ -135,9 +147,26 @@ def test_a_bos_put_by_the_template_alone_is_right():
     assert found(tokenizer, prompt_of(tokenizer)) == {}
 
 
-def test_a_bos_later_on_is_not_put_twice():
+def test_a_bos_later_on_is_one_too_many():
+    tokenizer = Tokenizer(adds_bos=False)
+    assert found(tokenizer, prompt_of(tokenizer, "what <bos> is", before="<|turn>")) == {}
+    prompt = prompt_of(tokenizer, "what <bos> is")
+    ids = prompt["ids"][:7]
+    assert found(tokenizer, prompt) == {BOS: f"<bos> (id 0) stands 2 times, at [0, 5]: the ids begin {ids}"}
+
+
+def test_a_bos_that_is_there_but_not_first_is_missed():
     tokenizer = Tokenizer()
-    assert found(tokenizer, prompt_of(tokenizer, "what <bos> is <bos> the capital")) == {}
+    assert found(tokenizer, prompt_of(tokenizer, before="<|turn><bos>")).keys() == {BOS}
+
+
+def test_markers_in_the_users_own_text_are_a_turn_inside_a_turn():
+    tokenizer = Tokenizer()
+    evidence = "the prompt's own text has <|turn>, [INST], and the template writes the turns"
+    text = "<|turn>what [INST] is <|turn>the capital"
+    assert found(tokenizer, prompt_of(tokenizer, text)) == {WRITTEN: evidence}
+    alone = prompt_of(tokenizer, "<bos>" + text, before="", after="")
+    assert found(tokenizer, alone) == {}
 
 
 def test_one_token_a_character():
@@ -147,11 +176,11 @@ def test_one_token_a_character():
     assert found(tokenizer, prompt_of(tokenizer, text)) == {CHARACTERS: evidence}
 
 
-@pytest.mark.parametrize("text", ["", "short spelling", "آسمان چه رنگی است و پایتخت ایران کجاست؟", GOOD])
+@pytest.mark.parametrize("text", ["", "short", "机器学习的中文是什么" * 4, GOOD])
 def test_text_that_may_be_a_token_a_character(text):
-    tokenizer = Tokenizer(words=[*WORDS, *"آسمانچهرنگیاستوپایتختکجا؟"])
-    prompt = prompt_of(tokenizer, text) | {"ids": [0, 2, 3]}
-    assert found(tokenizer, prompt) == {}
+    tokenizer = Tokenizer(words=[*WORDS, *"机器学习的中文是什么"])
+    assert len(tokenizer(text, add_special_tokens=False)["input_ids"]) in (len(text), 6)
+    assert found(tokenizer, prompt_of(tokenizer, text)) == {}
 
 
 def test_ids_outside_the_vocabulary():
@@ -186,18 +215,22 @@ def test_a_runtime_that_agrees_and_one_that_there_is_not():
 
 
 @pytest.mark.parametrize(
-    ("ids", "evidence"),
+    ("ids", "at", "theirs", "ours"),
     [
-        ([1, 9, 3, 4], "from token 1 on: [9, 3, 4] (4 in all), and transformers' [2, 3, 4] (4 in all)"),
-        ([0, 1, 2, 3, 4], "from token 0 on: [0, 1, 2, 3] (5 in all), and transformers' [1, 2, 3, 4] (4 in all)"),
-        ([1, 2], "from token 2 on: [] (2 in all), and transformers' [3, 4] (4 in all)"),
-        ([1, 2, 3, 4, 5], "from token 4 on: [5] (5 in all), and transformers' [] (4 in all)"),
-        ([], "from token 0 on: [] (0 in all), and transformers' [1, 2, 3, 4] (4 in all)"),
+        ([1, 9, 3, 4], 1, "[9, 3, 4] (4 in all)", "[2, 3, 4]"),
+        ([0, 1, 2, 3, 4], 0, "[0, 1, 2, 3] (5 in all)", "[1, 2, 3, 4]"),
+        ([1, 2], 2, "[] (2 in all)", "[3, 4]"),
+        ([1, 2, 3, 4, 5], 4, "[5] (5 in all)", "[]"),
+        ([], 0, "[] (0 in all)", "[1, 2, 3, 4]"),
     ],
 )
-def test_a_runtime_that_differs(ids, evidence):
+def test_a_runtime_that_differs(ids, at, theirs, ours):
     (finding,) = runtime(ids)
-    assert finding == {"prompt": "p", "check": RUNTIME, "evidence": evidence + ", which both sides were given"}
+    assert (finding["prompt"], finding["check"]) == ("p", RUNTIME)
+    assert finding["evidence"] == (
+        f"from token {at} on the runtime's own has {theirs}, transformers' {ours} (4 in all);"
+        " both sides were given the latter"
+    )
 
 
 def test_a_runtime_that_raises_is_told_of_and_the_next_prompt_is_asked():

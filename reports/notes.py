@@ -1,0 +1,99 @@
+"""What stands below the tables: what the multiples are of, warnings, patches that changed nothing, failures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Engine
+
+from db import detail, query
+from db.output import markdown_code, markdown_text
+from reports.table import cells
+
+MOST_FINDINGS = 12
+PATCH_WORDS = {"present": "is already in", "not_applicable": "has nothing to change in"}
+REVERSED_WORDS = {"present": "has been taken out already of", "not_applicable": "has nothing to take out of"}
+
+
+def with_findings(engine: Engine, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of cells with their "findings", and why variants were "noise_left_out"."""
+    found = detail.findings_of(engine, sorted({row["result"] for row in rows if row["result"]}))
+    noise_rows = detail.noise_rows(engine, sorted({row["noise_key"] for row in rows if row["noise_key"]}))
+    left_out = {
+        key: [f"{value.variant}: {value.left_out}" for value in values if value.left_out]
+        for key, values in noise_rows.items()
+    }
+    return [
+        row
+        | {"findings": [{c: getattr(f, c) for c in detail.FINDING_COLUMNS} for f in found.get(row["result"], [])]}
+        | {"noise_left_out": left_out.get(row["noise_key"], [])}
+        for row in rows
+    ]
+
+
+def noise(rows: list[dict[str, Any]]) -> list[str]:
+    """What the multiples are of, what the verdicts stand for, and what was no noise."""
+    measured = [row for row in rows if row["noise_floor_largest"] is not None and row["thresholds"]]
+    if not measured:
+        return []
+    limits = measured[0]["thresholds"]
+    lines = [
+        "Noise floor: how far the reference moves by itself, at most; × noise: the largest difference in multiples of"
+        f" its own prompt's floor. Up to {limits['within']:g} is within noise, above {limits['broken']:g} broken: a"
+        " verdict on the numbers, whatever the text."
+    ]
+    left_out = {(row["model"], why.split(":")[0]): why for row in reversed(measured) for why in row["noise_left_out"]}
+    return lines + [f"Left out of {model}'s noise floor: {why}." for (model, _), why in sorted(left_out.items())]
+
+
+def overridden(rows: list[dict[str, Any]]) -> list[str]:
+    """What a generation config asked for, and greedy decoding over raw logits left out."""
+    found: dict[str, list[int]] = {}
+    for row in rows:
+        for side, options in (row["overridden"] or {}).items():
+            said = ", ".join(f"{name} {markdown_text(value)}" for name, value in options.items())
+            found.setdefault(f"the {side}'s {said}", []).append(row["cell"])
+    return [f"Left out of decoding, {cells(mine)}: {said}." for said, mine in found.items()]
+
+
+def findings(rows: list[dict[str, Any]]) -> list[str]:
+    """Each warning once, with the cells and prompts that it is about."""
+    found: dict[tuple, tuple[dict[int, None], dict[str, None]]] = {}
+    for row in rows:
+        for finding in row["findings"]:
+            key = (finding["kind"], finding["check"], finding["evidence"])
+            mine, prompts = found.setdefault(key, ({}, {}))
+            mine[row["cell"]] = None
+            prompts |= {finding["prompt"]: None} if finding["prompt"] else {}
+    lines = []
+    for (kind, check, evidence), (mine, prompts) in list(found.items())[:MOST_FINDINGS]:
+        title = "Prompt audit" if kind == "prompt" else "Warning"
+        named = markdown_text(", ".join(prompts))
+        about = f", prompt{'s' * (len(prompts) > 1)} {named}" if prompts else ""
+        lines.append(f"{title}, {cells(mine)}{about}: {check}: {markdown_code(evidence)}.")
+    if len(found) > MOST_FINDINGS:
+        (first, *_) = list(found.values())[MOST_FINDINGS][0]
+        lines.append(f"{len(found) - MOST_FINDINGS} more findings: `python -m db show {first}` and others.")
+    return lines
+
+
+def patch(row: dict[str, Any]) -> str:
+    """That a patch changed nothing, and why."""
+    words = REVERSED_WORDS if row["patch"].endswith(" reversed") else PATCH_WORDS
+    return f"{row['patch']} {words[row['patch_outcome']]} builder {row['builder']}."
+
+
+def failures(rows: list[dict[str, Any]]) -> list[str]:
+    """Each kind of failure once, with its cells, the whole error, and what to do."""
+    kinds: dict[tuple, list[int]] = {}
+    for row in rows:
+        if row["status"] not in ("ok", query.PENDING):
+            kinds.setdefault((row["status"], row["error"], row["hint"]), []).append(row["cell"])
+    lines = []
+    for (status, error, hint), mine in kinds.items():
+        lines.append(
+            f"{cells(mine).capitalize()}: {status}: {markdown_text(error)}"
+            + (f" ({markdown_text(hint)})" if hint else "")
+            + f"; `python -m db show {mine[0]}`"
+        )
+    return lines

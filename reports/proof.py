@@ -1,0 +1,255 @@
+"""The table that proves a root cause, a verdict for each suspected change, and what is missing for one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from db import detail, query
+from db.differences import Making, differences, makings
+from db.engine import open_database
+from db.output import markdown_table
+from reports import commands, verdicts
+from reports.sweep import from_prompts
+from reports.table import identical, multiple, number, span, words
+from reports.verdicts import CONFOUNDED, NOT_ENOUGH, Verdict
+
+# What is measured: cells that differ in these are about something else.
+OBJECT = ("model", "dtype", "layers", "prompts", "backend", "precision", "max_new_tokens", "threads")
+# Numbers of two exports are the same finding while they are within this factor.
+SAME = 1.1
+SHOWN_DIFFERENCES = 4
+
+
+@dataclass
+class Design:
+    """Cells that differ in their patch alone: by the set of changes really made, their rows. units: the changes that
+    can be told apart, by the name they are shown under."""
+
+    rows: dict[frozenset[str], dict[str, Any]]
+    units: list[str]
+    confounded: list[Verdict] = field(default_factory=list)
+    confirmed: list[str] = field(default_factory=list)
+
+    @property
+    def baseline(self) -> dict[str, Any] | None:
+        return self.rows.get(frozenset())
+
+
+def collect(
+    db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | None = None, experiment: str | None = None
+) -> dict[str, Any]:
+    """The report as data: {"designs": [{"object", "rows", "verdicts", "together", …}]}. Errors: `query.NotInDatabase`.
+
+    Without a filter the latest sweep is taken.
+    """
+    engine = open_database(db, create=False)
+    query.check_filters(engine, filters, [])
+    wanted = sweep or (None if experiment or any(filters.values()) else "latest")
+    sweep_id = query.sweep_id(engine, wanted) if wanted else None
+    rows = query.of_one_measurement(query.cell_rows(engine, filters, sweep=sweep_id))
+    asked = commands.asked_of(engine, sorted({row["sweep"] for row in rows}))
+    if experiment:
+        rows = [row for row in rows if commands.of_experiment(asked[row["sweep"]], experiment)]
+    rows = [row for row in rows if row["status"] not in (query.PENDING, "skipped", "preempted", "killed")]
+    made = makings(engine, [row["cell"] for row in rows])
+    prompts = detail.prompts_of(engine, sorted({row["result"] for row in rows if row["result"]}))
+    engine.dispose()
+    for row in rows:
+        row |= from_prompts(prompts.get(row["result"], []), row)
+    return {"designs": [plain(design, asked) for design in designs_of(rows, made)]}
+
+
+def designs_of(rows: list[dict[str, Any]], made: Mapping[int, Making]) -> list[Design]:
+    """Every design that the cells make, those with the most cells first."""
+    objects: dict[tuple, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["patch_outcome"] != "failed":
+            objects.setdefault(tuple(row[name] for name in OBJECT), []).append(row)
+    found = [design for mine in objects.values() for design in designs_of_object(mine, made)]
+    return sorted(found, key=lambda design: -len(design.rows))
+
+
+def designs_of_object(rows: list[dict[str, Any]], made: Mapping[int, Making]) -> list[Design]:
+    """The designs about one thing: one for each context (all but the patch) that has a baseline and a change, and the
+    changes that have a baseline in another context only, which prove nothing."""
+    contexts: list[list[dict[str, Any]]] = []
+    for row in rows:
+        same = (c for c in contexts if not differences(made[c[0]["cell"]], made[row["cell"]]))
+        context = next(same, None)
+        if context is None:
+            contexts.append([row])
+        else:
+            context.append(row)
+    designs = []
+    orphans: list[dict[str, Any]] = []
+    for context in contexts:
+        points: dict[frozenset, dict[str, Any]] = {}
+        for row in context:  # a later cell of the same changes counts
+            points[made[row["cell"]].effective()] = row
+        if frozenset() in points and len(points) > 1:
+            designs.append(design_of(points))
+        elif frozenset() not in points:
+            orphans += points.values()
+    proven = {row["patch"] for design in designs for row in design.rows.values()}
+    strays = [row for row in orphans if row["patch"] not in proven]
+    if strays:
+        baselines = [row for context in contexts for row in context if not made[row["cell"]].effective()]
+        designs += [confounded_design(strays, baselines, made)]
+    for design in designs:
+        design.confirmed = confirmations(design, rows, made)
+    return designs
+
+
+def design_of(points: Mapping[frozenset, dict[str, Any]]) -> Design:
+    """Changes that always come together are one unit, named by the patch that asks for them."""
+    changes = sorted({change for effective in points for change in effective})
+    members: dict[tuple[bool, ...], list] = {}
+    for change in changes:
+        members.setdefault(tuple(change in effective for effective in points), []).append(change)
+    names = {}
+    for group in members.values():
+        alone = points.get(frozenset(group))
+        name = alone["patch"] if alone is not None else "+".join(sorted(change for change, _ in group))
+        names |= dict.fromkeys(group, name)
+    rows = {frozenset(names[change] for change in effective): row for effective, row in points.items()}
+    order = [name for row in sorted(rows, key=len) for name in sorted(row)]
+    return Design(rows, list(dict.fromkeys(order)))
+
+
+def confounded_design(strays: list[dict], baselines: list[dict], made: Mapping[int, Making]) -> Design:
+    """Cells with a change whose only baselines differ in something else too."""
+    verdicts_found = []
+    for row in strays:
+        pairs = [(differences(made[base["cell"]], made[row["cell"]]), base) for base in baselines]
+        name = row["patch"]
+        if not pairs:
+            verdicts_found.append(Verdict(name, NOT_ENOUGH, "the baseline is missing", missing=(frozenset(),)))
+            continue
+        others, base = min(pairs, key=lambda pair: len(pair[0]))
+        told = ", ".join(difference.told() for difference in others[:SHOWN_DIFFERENCES])
+        more = f" and {len(others) - SHOWN_DIFFERENCES} more" if len(others) > SHOWN_DIFFERENCES else ""
+        why = f"cell {base['cell']} and cell {row['cell']} differ in more than the patch: {told}{more}"
+        verdicts_found.append(Verdict(name, CONFOUNDED, why))
+    rows = {frozenset({row["patch"]}): row for row in strays}
+    if baselines:
+        rows[frozenset()] = baselines[-1]
+    return Design(rows, [], verdicts_found)
+
+
+def confirmations(design: Design, rows: list[dict[str, Any]], made: Mapping[int, Making]) -> list[str]:
+    """Other builders that give the same numbers as a design's best cell: nothing else in its own contributed."""
+    if design.baseline is None or design.confounded:
+        return []
+    points = [verdicts.point_of(row) for row in design.rows.values()]
+    best = min((p for p in points if p.right and p.multiple is not None), key=lambda p: p.multiple, default=None)
+    fixed = [row for row in design.rows.values() if row["status"] == "ok" and row["cell"] != design.baseline["cell"]]
+    found = []
+    for row in fixed:
+        for other in rows:
+            if other["builder"] != row["builder"] and other["status"] == "ok" and same_numbers(row, other):
+                with_it = any(status in ("applied", "present") for status, _ in made[other["cell"]].changes.values())
+                if with_it and best:
+                    found.append(
+                        f"{other['builder']} with {other['patch']} gives the numbers of {row['builder']} with"
+                        f" {row['patch']} (cells {other['cell']} and {row['cell']}): nothing else in {row['builder']}"
+                        " contributed."
+                    )
+    return list(dict.fromkeys(found))
+
+
+def same_numbers(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
+    """Whether two cells measured the same, rounding apart."""
+    names = ("first_diff_least", "first_diff_largest", "diff_largest")
+    pairs = [sorted((one[name] or 0.0, two[name] or 0.0)) for name in names]
+    return one["identical_count"] == two["identical_count"] and all(high <= SAME * low for low, high in pairs)
+
+
+def plain(design: Design, asked: Mapping[int, commands.Asked]) -> dict[str, Any]:
+    """A design as data, its verdicts decided."""
+    points = {units: verdicts.point_of(row) for units, row in design.rows.items()}
+    found = design.confounded or verdicts.judge(points, design.units)
+    missing = [units for verdict in found for units in verdict.missing]
+    any_row = design.baseline or next(iter(design.rows.values()))
+    ordered = sorted(design.rows.items(), key=lambda item: (len(item[0]), item[1]["cell"]))
+    return {
+        "object": {name: any_row[name] for name in (*OBJECT, "builder", "runtime", "reference", "options")},
+        "checkpoint_dtype": any_row["checkpoint_dtype"],
+        "rows": [{**row, "units": sorted(units)} for units, row in ordered],
+        "verdicts": [
+            {
+                "change": v.change,
+                "word": v.word,
+                "why": v.why,
+                "share": v.share,
+                "missing": [sorted(m) for m in v.missing],
+            }
+            for v in found
+        ],
+        "together": "" if design.confounded else verdicts.together(points, design.units, found),
+        "confirmed": design.confirmed,
+        "command": commands.missing(any_row, asked[any_row["sweep"]], missing) if missing else "",
+    }
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """For each design the seed's table, a verdict for each change, and what is missing."""
+    designs = report["designs"]
+    if not designs:
+        return (
+            "No cells differ in their patch: a proof needs a baseline and a change alone, such as"
+            " `python -m runner -m builder=0.14.1 patch=none,rope_fix`."
+        )
+    return "\n\n".join(section(design) for design in designs)
+
+
+def section(design: dict[str, Any]) -> str:
+    about = design["object"]
+    dtype = f"stored ({design['checkpoint_dtype']})" if about["dtype"] == "stored" else about["dtype"]
+    title = f"## {about['model']}, {dtype}, builder {about['builder']}"
+    rest = ", ".join(f"{n} {v}" for n, v in about.items() if n not in ("model", "dtype", "builder") and v)
+    header = ["cell", "Export of the same checkpoint", "First-token max abs diff", "Largest", "Noise floor", "× noise"]
+    table = markdown_table(
+        [*header, "Verdict", "Identical", "Text"], [line(row, about["builder"]) for row in design["rows"]]
+    )
+    verdict_rows = [
+        [v["change"], v["word"], "" if v["share"] is None else f"{v['share']:.0%}", v["why"]]
+        for v in design["verdicts"]
+    ]
+    judged = markdown_table(["Change", "Verdict", "Share of log error", "Why"], verdict_rows)
+    notes = [note for note in [design["together"], *design["confirmed"]] if note]
+    if design["command"]:
+        notes.append(f"Missing, cheapest first: `{design['command']}`")
+    notes.append(f"All: {rest}. Compared by hashes: sources, packages, checkpoint, prompts and machine are the same.")
+    if any(v["word"] == CONFOUNDED for v in design["verdicts"]):
+        notes[-1] = f"All: {rest}."
+    return "\n".join([title, "", table, "", judged, "", *(f"- {note}" for note in notes)])
+
+
+def part(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
+
+
+def line(row: dict[str, Any], builder: str) -> list[Any]:
+    """One export: what it is, and its numbers."""
+    made = " and ".join(row["units"])
+    name = (
+        f"{row['builder']}, as it is"
+        if not made
+        else f"{row['builder']} with {'only ' * (len(row['units']) == 1)}{made}"
+    )
+    if row["status"] != "ok":
+        return [row["cell"], name, f"{row['status']}: {row['error']}", *[""] * 6]
+    bad = "not finite" if row["non_finite_count"] else ""
+    return [
+        row["cell"],
+        name,
+        bad or span(row["first_diff_least"], row["first_diff_largest"]),
+        bad or number(row["diff_largest"]),
+        number(row["noise_floor_largest"]),
+        bad or multiple(row["multiple_largest"]),
+        words(row["verdict"]),
+        identical(row),
+        row["texts"],
+    ]

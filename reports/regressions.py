@@ -1,0 +1,91 @@
+"""Whether the newest builder is worse than the one before it, line by line: for a nightly job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date
+from typing import Any
+
+from db import query
+from db.engine import open_database
+from db.models import FACTORS, VERDICTS
+from db.output import markdown_table
+from reports.table import multiple, words
+
+# A multiple of the noise that has grown by more than this is worse, whatever the verdict.
+GROWN = 2.0
+NAMES = (
+    "model",
+    "dtype",
+    "backend",
+    *(f for f in FACTORS if f not in ("model", "dtype", "backend", "builder")),
+    "options",
+)
+ALWAYS = ("model", "dtype", "backend")
+
+
+def collect(db: str | None, filters: Mapping[str, Sequence[str]], since: date | None = None) -> dict[str, Any]:
+    """The report as data: {"rows": one dict a line, "worse" among its keys}. Errors: `query.NotInDatabase`.
+
+    A line is everything but the builder; its two newest builders are compared
+    by their newest cells. since: lines whose newest cell is from before that
+    day are left out.
+    """
+    engine = open_database(db, create=False)
+    query.check_filters(engine, filters, [])
+    rows = query.history_rows(engine, filters)
+    engine.dispose()
+    lines: dict[tuple, list[dict[str, Any]]] = {}
+    for row in rows:
+        lines.setdefault(row["line"], []).append(row)
+    found = [pair_of(*line[-2:]) for line in lines.values() if len(line) > 1]
+    return {"rows": [row for row in found if since is None or row["day"] >= since.isoformat()]}
+
+
+def pair_of(before: Mapping[str, Any], newest: Mapping[str, Any]) -> dict[str, Any]:
+    """Two builders of a line, and whether the newer is worse."""
+    keep = ("cell", "builder", "status", "error", "verdict", "multiple_largest", "identical_count", "prompts_count")
+    sides = {"before": {k: before[k] for k in keep}, "newest": {k: newest[k] for k in keep}}
+    factors = {name: newest[name] or "" for name in NAMES}
+    return {"factors": factors, **sides, "worse": worse(before, newest), "day": str(newest["created"])[:10]}
+
+
+def worse(before: Mapping[str, Any], newest: Mapping[str, Any]) -> str:
+    """Why the newer of two cells is the worse one; "" where it is not."""
+    if before["status"] != "ok":
+        return ""
+    if newest["status"] != "ok":
+        return newest["status"]
+    if rank(newest) > rank(before):
+        return f"verdict {words(before['verdict'])} → {words(newest['verdict'])}"
+    one, two = before["multiple_largest"], newest["multiple_largest"]
+    if one is not None and two is not None and two > GROWN * one and rank(newest) > 0:
+        return f"{multiple(two / one)} times further from the reference"
+    if newest["identical_count"] < before["identical_count"]:
+        return f"{before['identical_count'] - newest['identical_count']} texts fewer are the reference's"
+    return ""
+
+
+def rank(row: Mapping[str, Any]) -> int:
+    return VERDICTS.index(row["verdict"]) if row["verdict"] else 0
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """One row a line, the worse ones first."""
+    rows = sorted(report["rows"], key=lambda row: not row["worse"])
+    if not rows:
+        return "No line of cells has two builders: run `python -m runner +experiment=history` first."
+    shown = [name for name in NAMES if name in ALWAYS or len({row["factors"][name] for row in rows}) > 1]
+    body = [
+        [*(row["factors"][name] for name in shown), side(row["before"]), side(row["newest"]), row["worse"] or "no"]
+        for row in rows
+    ]
+    count = sum(bool(row["worse"]) for row in rows)
+    note = f"- {count} of {len(rows)} lines are worse with their newest builder." if count else "- No line is worse."
+    return "\n".join([markdown_table([*shown, "Before", "Newest", "Worse"], body), "", note])
+
+
+def side(row: Mapping[str, Any]) -> str:
+    if row["status"] != "ok":
+        return f"{row['builder']}: {row['error'] or row['status']} (cell {row['cell']})"
+    return f"{row['builder']}: {words(row['verdict'])}, {multiple(row['multiple_largest'])} × (cell {row['cell']})"

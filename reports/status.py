@@ -1,0 +1,158 @@
+"""The status table: what each issue or pull request is about, its state, and what the newest cells say of it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.cells import cell_len
+
+from db import items
+from db.engine import open_database
+from db.output import markdown_code, markdown_text
+from reports.table import cells, words
+
+ERROR_LENGTH = 80
+MOST_REASONS = 3
+
+
+def collect(db: str | None) -> dict[str, Any]:
+    """The report as data: {"items": each with its "states" and judged "claims", "claims": those without an item}."""
+    engine = open_database(db, create=False)
+    judged = [items.judge(claim, items.newest_cells(engine, claim)) for claim in items.claim_rows(engine)]
+    for claim in judged:
+        claim["commands"] = commands(claim["filters"]) if claim["missing"] else []
+    rows = items.item_rows(engine)
+    engine.dispose()
+    return {
+        "items": [row | {"claims": [claim for claim in judged if claim["item"] == row["key"]]} for row in rows],
+        "claims": [claim for claim in judged if claim["item"] is None],
+    }
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The items' table, that of claims without an item, and the history of states that have changed."""
+    rows, claims = report["items"], report["claims"]
+    if not rows and not claims:
+        return "No items or claims are kept: `python -m db items load docs/status.yaml` for those of the seed document."
+    parts = []
+    if rows:
+        body = [
+            [linked(row), markdown_text(row["what"]), dated(row), "; ".join(named(claim) for claim in row["claims"])]
+            for row in rows
+        ]
+        parts.append(table(["Item", "What", "State (date)", "Newest cells say"], body))
+    if claims:
+        body = [[markdown_text(claim["name"]), markdown_text(claim["what"]), says(claim)] for claim in claims]
+        parts.append(table(["Claim", "What", "Newest cells say"], body))
+    histories = [
+        f"- {markdown_text(row['key'])}: {', '.join(dated(state) for state in row['states'])}."
+        for row in rows
+        if len(row["states"]) > 1
+    ]
+    if histories:
+        parts.append("\n".join(["States, oldest first:", "", *histories]))
+    return "\n\n".join(parts)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of cells that are markdown already: links, commands."""
+    cells = [header, *rows]
+    widths = [max(3, *(cell_len(row[n]) for row in cells)) for n in range(len(header))]
+    lines = [
+        "| " + " | ".join(c + " " * (w - cell_len(c)) for c, w in zip(row, widths, strict=True)) + " |" for row in cells
+    ]
+    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
+
+
+def linked(row: Mapping[str, Any]) -> str:
+    """An item's key, leading to its address."""
+    if not row["link"]:
+        return markdown_text(row["key"])
+    address = row["link"].replace("(", "%28").replace(")", "%29").replace("|", "%7C")
+    return f"[{markdown_text(row['key'])}]({address})"
+
+
+def dated(state: Mapping[str, Any]) -> str:
+    return f"{markdown_text(state['state'])} ({state['date']})" if state["state"] else ""
+
+
+def named(claim: Mapping[str, Any]) -> str:
+    return f"{markdown_text(claim['name'])}: {says(claim)}"
+
+
+def says(claim: Mapping[str, Any]) -> str:
+    """What the newest cells say of a claim (`items.judge`, with "commands"), in a phrase of markdown."""
+    run = ", ".join(markdown_code(command).replace("|", "\\|") for command in claim.get("commands", ()))
+    if claim["verdict"] == items.NO_CELL:
+        return f"{items.NO_CELL}: {run}"
+    where = f"{claim['verdict']} on {markdown_text(', '.join(claim['builders']))}"
+    stand_ins = [f"by the stand-in {name}" for name in claim["stand_ins"]]
+    if claim["verdict"] in (items.VERIFIED, items.PARTLY):
+        count = len(claim["cells"])
+        nonsense = [f"{claim['nonsense']} matches on nonsense"] if claim["nonsense"] else []
+        about = ", ".join([f"{count} cell{'s' * (count != 1)}", *nonsense, *stand_ins])
+        more = f"; no cell yet for the rest: {run}" if claim["missing"] else ""
+        return f"{where}, {claim['day']} ({about}){more}"
+    held = f"; as claimed in {cells(claim['held'])}" if claim["held"] else ""
+    return f"{where}: {reasons(claim)}{''.join(f', {name}' for name in stand_ins)}{held}"
+
+
+def reasons(claim: Mapping[str, Any]) -> str:
+    """Each reason with the cells that have it; the first with the day of the newest result."""
+    found: dict[str, list[int]] = {}
+    for one in claim["each"]:
+        if one["cell"] in claim["cells"]:
+            found.setdefault(one["why"], []).append(one["cell"])
+    days = [f", {claim['day']}", *[""] * MOST_REASONS]
+    told = [
+        f"{markdown_text(cut(why))}{day} ({cells(those)})"
+        for (why, those), day in zip(found.items(), days, strict=False)
+    ]
+    more = [f"{len(found) - MOST_REASONS} more reasons"] if len(found) > MOST_REASONS else []
+    return "; ".join(told[:MOST_REASONS] + more)
+
+
+def cut(why: str) -> str:
+    why = words(why) if why.startswith("verdict") else why
+    return why if len(why) <= ERROR_LENGTH else why[: ERROR_LENGTH - 1] + "…"
+
+
+def commands(filters: Mapping[str, Sequence[str]]) -> list[str]:
+    """The commands for the cells that filters ask for: one, and one for each patch that has settings of its own."""
+
+    fixed = [
+        f"{factor}={','.join(map(quoted, v))}" for factor, v in filters.items() if factor not in ("patch", "options")
+    ]
+    fixed += [word for value in filters.get("options", ()) for word in value.split()]
+    parts = [patch_words(label) for label in filters.get("patch", ())]
+    plain = [words[0] for words in parts if len(words) == 1]
+    several = [[f"patch={','.join(plain)}"]] if plain else [[]] * (not parts)
+    several += [[f"patch={words[0]}", *words[1:]] for words in parts if len(words) > 1]
+    return [shlex.join(["python", "-m", "runner", "-m", *fixed, *words]) for words in several]
+
+
+def patch_words(label: str) -> list[str]:
+    """The value of `patch` that makes a label, and the settings it needs beside it."""
+    chosen, settings = [], []
+    for name in label.removesuffix(" reversed").split("+"):
+        if number := re.fullmatch(r"pr-(\d+)", name):
+            chosen.append("pr")
+            settings.append(f"patch.number={number[1]}")
+        elif ".." in name:
+            old, _, new = name.partition("..")
+            chosen.append("diff")
+            settings += [f"patch.from={quoted(old)}", f"patch.to={quoted(new)}"]
+        else:
+            chosen.append(quoted(name))
+    settings += ["patch.reverse=true"] if label.endswith(" reversed") else []
+    return [chosen[0] if len(chosen) == 1 else f"[{','.join(chosen)}]", *settings]
+
+
+def quoted(value: str) -> str:
+    """A value as Hydra's overrides take it."""
+    if re.fullmatch(r"[\w.+/:@%-]+", value):
+        return value
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

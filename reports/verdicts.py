@@ -1,0 +1,180 @@
+"""What a set of cells proves about each suspected change, and what it does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reports.table import multiple
+
+Units = frozenset[str]
+# A change that moves an error by less than this factor has no effect: two runs of an export differ by nothing, and
+# the same fault under another fault moves by some per cent.
+MATTERS = 2.0
+PROVEN, CONTRIBUTES, MASKED, NO_EFFECT = "proven", "contributes", "masked", "no effect"
+CONFOUNDED, NOT_ENOUGH = "confounded", "not enough cells"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A cell of a design: what it measured, as a proof needs it.
+
+    multiple: the largest difference in multiples of the noise, None without a
+    floor or where the cell failed; right: the text is the reference's in every
+    prompt; within: all is within the noise.
+    """
+
+    cell: int
+    ok: bool
+    right: bool
+    within: bool
+    multiple: float | None
+    limit: float
+
+    @property
+    def log_error(self) -> float | None:
+        """How many powers of ten the error is beyond the noise; 0 within it."""
+        if self.multiple is None:
+            return None
+        return max(0.0, math.log10(self.multiple / self.limit)) if self.multiple > 0 else 0.0
+
+
+def point_of(row: Mapping[str, Any]) -> Point:
+    """The point that a cell's row (`db.query.cell_rows`) is."""
+    ok = row["status"] == "ok"
+    right = ok and row["identical_count"] == row["prompts_count"]
+    within = ok and row["verdict"] in ("within_noise", "near_tie")
+    limit = (row["thresholds"] or {}).get("within", 10.0)
+    multiple = row["multiple_largest"] if ok and not row["non_finite_count"] else None
+    return Point(row["cell"], ok, right, within, multiple, limit)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is shown of one change: the word, the reason, its share of the log error where it has one, and the sets of
+    changes whose cells are missing."""
+
+    change: str
+    word: str
+    why: str
+    share: float | None = None
+    missing: tuple[Units, ...] = ()
+
+
+def judge(points: Mapping[Units, Point], changes: Sequence[str]) -> list[Verdict]:
+    """A verdict for each change, from the cells there are: none, alone, all but each, all.
+
+    points: by the set of changes made; the empty set is the baseline.
+    """
+    shares = shares_of(points, changes)
+    return [judge_one(points, changes, change, shares.get(change)) for change in changes]
+
+
+def judge_one(points: Mapping[Units, Point], changes: Sequence[str], change: str, share: float | None) -> Verdict:
+    none, every = frozenset(), frozenset(changes)
+    alone, rest = frozenset({change}), every - {change}
+    base, mine, without, full = (points.get(units) for units in (none, alone, rest, every))
+
+    def missing(*wanted: Units) -> tuple[Units, ...]:
+        return tuple(dict.fromkeys(units for units in wanted if units not in points))
+
+    if base is None:
+        return Verdict(change, NOT_ENOUGH, "the baseline is missing", missing=missing(none, alone))
+    if mine is None and (without is None or full is None):
+        return Verdict(change, NOT_ENOUGH, "it was not run alone", missing=missing(alone, rest, every))
+    if mine is not None and mine.ok and base.within and base.right:
+        worse = (not mine.within and f"; alone it leads out of the noise, to {told(mine)}") or ""
+        return Verdict(change, NO_EFFECT, f"the baseline is within the noise already ({told(base)}){worse}")
+    if mine is not None and mine.within and not base.within:
+        more = "" if base.right or not base.ok else " and the wrong text right"
+        return Verdict(change, PROVEN, f"alone it takes {told(base)} to {told(mine)}, within the noise{more}", share)
+    if mine is not None and mine.right and not base.right:
+        what = "the wrong text" if base.ok else "the failure"
+        residue = f"; a residue of {told(mine)} is left" if mine.multiple is not None else ""
+        return Verdict(
+            change, PROVEN, f"for {what}: alone it makes it right, {told(base)} to {told(mine)}{residue}", share
+        )
+    if mine is not None and helps(base, mine):
+        return Verdict(change, CONTRIBUTES, f"alone it takes {told(base)} to {told(mine)}", share)
+    if len(changes) == 1 and mine is not None:
+        return Verdict(change, NO_EFFECT, f"{told(base)} without it and {told(mine)} with it")
+    if without is None or full is None:
+        why = f"alone it changes nothing ({told(mine)}), which may be since another fault hides it" if mine else ""
+        return Verdict(change, NOT_ENOUGH, why, missing=missing(rest, every))
+    if helps(without, full):
+        taken = f"in the set it takes {told(without)} to {told(full)}"
+        if mine is None:
+            return Verdict(change, CONTRIBUTES, f"{taken}; alone it was not run", share, missing(alone))
+        return Verdict(change, MASKED, f"alone it changes nothing ({told(base)} to {told(mine)}); {taken}", share)
+    if mine is None:
+        why = f"in the set it changes nothing ({told(full)}); alone it was not run"
+        return Verdict(change, NOT_ENOUGH, why, missing=missing(alone))
+    return Verdict(change, NO_EFFECT, f"alone {told(base)} to {told(mine)}, in the set {told(without)} to {told(full)}")
+
+
+def helps(before: Point, after: Point) -> bool:
+    """Whether the step from one cell to the other makes it better by more than `MATTERS`, or right."""
+    if not after.ok:
+        return False
+    if not before.ok or (after.right and not before.right) or (after.within and not before.within):
+        return True
+    if before.multiple is None or after.multiple is None:
+        return before.multiple is None and after.multiple is not None
+    return before.multiple > MATTERS * after.multiple and not before.within
+
+
+def shares_of(points: Mapping[Units, Point], changes: Sequence[str]) -> dict[str, float]:
+    """Each change's share of the baseline's log error.
+
+    The mean of what it removes alone and what it removes last: for two changes
+    their Shapley values. Shares add up to one where all together are within the
+    noise. Empty where a cell is missing, failed, or without a number.
+    """
+    every = frozenset(changes)
+    base = points[frozenset()].log_error if frozenset() in points else None
+    if not base:
+        return {}
+    shares: dict[str, float] = {}
+    for change in changes:
+        drops = []
+        for before, after in ((frozenset(), frozenset({change})), (every - {change}, every)):
+            logs = [points[units].log_error if units in points else None for units in (before, after)]
+            if None in logs:
+                return {}
+            drops.append(max(0.0, logs[0] - logs[1]))
+        shares[change] = sum(drops) / len(drops) / base
+    return shares
+
+
+def together(points: Mapping[Units, Point], changes: Sequence[str], verdicts: Sequence[Verdict]) -> str:
+    """What all the changes together come to, and which of them are needed."""
+    full = points.get(frozenset(changes))
+    if full is None or len(changes) < 2:
+        return ""
+    if not full.ok:
+        return "All together fail."
+    needed = [v for v in verdicts if v.word in (PROVEN, CONTRIBUTES, MASKED)]
+    whole = (
+        f"All together are within the noise ({told(full)}): complete, as far as these prompts show."
+        if full.within
+        else f"All together leave {told(full)}: something else is wrong too."
+    )
+    if len(needed) < 2:
+        return whole
+    names = " and ".join(v.change for v in needed)
+    largest = max(needed, key=lambda v: v.share or 0.0)
+    part = f"; {largest.change} is the larger, {largest.share:.0%} of the log error" if largest.share else ""
+    return f"{whole} {names} are {'both' if len(needed) == 2 else 'all'} needed{part}."
+
+
+def told(point: Point | None) -> str:
+    """A point in a few characters: its multiple of the noise, and whether its text is right."""
+    if point is None:
+        return "no cell"
+    if not point.ok:
+        return "a failure"
+    if point.multiple is None:
+        return "numbers that are not finite" if point.limit and not point.within else "no noise floor"
+    return f"{multiple(point.multiple)} × noise{'' if point.right else ' and wrong text'}"
