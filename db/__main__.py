@@ -10,12 +10,14 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from db import detail, output, query, sql
+from db import detail, items, items_cli, output, query, sql
 from db import why as reasons
 from db.engine import DatabaseProblem, open_database
 from db.models import FACTORS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+app.add_typer(items_cli.app, name="items")
 
 Db = Annotated[Optional[str], typer.Option("--db", help="An SQLAlchemy URL or a path.")]
 Format = Annotated[str, typer.Option("--format", help=f"One of {', '.join(output.FORMATS)}.")]
@@ -185,7 +187,7 @@ def prompts(cell: int, format: Format = "table", db: Db = None) -> None:
 def main() -> None:
     try:
         app()
-    except (DatabaseProblem, query.NotInDatabase, output.UnknownFormat, sql.SqlProblem) as error:
+    except (DatabaseProblem, query.NotInDatabase, output.UnknownFormat, sql.SqlProblem, items.ItemsProblem) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
 

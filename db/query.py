@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
-from sqlalchemy import Engine, Select, case, func, select
+from sqlalchemy import Engine, Row, Select, case, func, select
 
 from db.engine import reading
 from db.models import (
@@ -16,6 +16,7 @@ from db.models import (
     PromptResult,
     Result,
     Sweep,
+    error_line,
 )
 
 # The columns that others rely on, in this order.
@@ -102,10 +103,20 @@ def cell_rows(
     sweep: int | None = None,
 ) -> list[dict[str, Any]]:
     """One dict a cell: factors, status, failure, and the summary over its prompts."""
-    query = select(Cell, Result).outerjoin(Result, Cell.result_id == Result.id)
-    query = filtered(query, filters or {}, status, sweep).order_by(Cell.sweep_id, Cell.position)
+    query = filtered(CELLS, filters or {}, status, sweep).order_by(Cell.sweep_id, Cell.position)
     with reading(engine) as session:
-        return [cell_part(cell, result) | summary_part(result) for cell, result in session.execute(query)]
+        return [told(row) for row in session.execute(query)]
+
+
+def told(row: Row) -> dict[str, Any]:
+    """A row of `CELLS` as `cell_part` and `summary_part` have it; columns are read ten times faster than objects."""
+    found = dict(row._mapping)
+    error_type, error = found.pop("error_type"), found.pop("error")
+    return found | {
+        "options": found["options"] or None,
+        "status": found["status"] or PENDING,
+        "error": error_line(error_type, error),
+    }
 
 
 def result_rows(
@@ -132,6 +143,24 @@ def result_rows(
         return rows
 
 
+SUMMARY = (
+    "prompts_count", "identical_count", "sensible_count", "candidate_sensible_count",
+    "first_diff_least", "first_diff_largest", "diff_least", "diff_largest", "forced_diff_largest",
+    "non_finite_count", "nonsense_count", "noise_floor_largest", "noise_ratio_largest", "multiple_largest",
+    "thresholds", "verdict", "failed_stage", "checkpoint_dtype", "files_dtype", "reference_dtype",
+    "candidate_dtype", "layer_count", "noise_key", "prompts_key", "overridden", "seconds", "stand_in",
+    "measurement_version",
+)  # fmt: skip
+# The columns of `cell_part` and `summary_part`, of every cell.
+CELLS = select(
+    Cell.sweep_id.label("sweep"),
+    Cell.id.label("cell"),
+    *(getattr(Cell, name) for name in ("options", "source", *FACTORS, "found", "patch_outcome")),
+    *(getattr(Result, name) for name in ("status", "error_type", "error", "hint", "created", "error_frame", *SUMMARY)),
+    Result.id.label("result"),
+).outerjoin(Result, Cell.result_id == Result.id)
+
+
 def cell_part(cell: Cell, result: Result | None) -> dict[str, Any]:
     """What is said of a cell whatever became of it."""
     row = {"sweep": cell.sweep_id, "cell": cell.id, "options": cell.options or None, "source": cell.source}
@@ -146,15 +175,7 @@ def cell_part(cell: Cell, result: Result | None) -> dict[str, Any]:
 
 def summary_part(result: Result | None) -> dict[str, Any]:
     """The summary columns of a result."""
-    names = (
-        "prompts_count", "identical_count", "sensible_count", "candidate_sensible_count",
-        "first_diff_least", "first_diff_largest", "diff_least", "diff_largest", "forced_diff_largest",
-        "non_finite_count", "nonsense_count", "noise_floor_largest", "noise_ratio_largest", "multiple_largest",
-        "thresholds", "verdict", "failed_stage", "checkpoint_dtype", "files_dtype", "reference_dtype",
-        "candidate_dtype", "layer_count", "noise_key", "prompts_key", "overridden", "seconds", "stand_in",
-        "measurement_version",
-    )  # fmt: skip
-    return {name: getattr(result, name, None) for name in names} | {"result": result.id if result else None}
+    return {name: getattr(result, name, None) for name in SUMMARY} | {"result": result.id if result else None}
 
 
 def prompt_part(prompt: PromptResult) -> dict[str, Any]:
@@ -243,11 +264,16 @@ def history_rows(
     another status or error, other identical counts, or a largest first-token
     diff that is more than `HISTORY_FACTOR` times larger or smaller.
     """
-    newest: dict[tuple, dict[str, Any]] = {}
-    for row in of_one_measurement(cell_rows(engine, filters, status, sweep)):
-        if row["status"] not in (PENDING, "skipped"):
-            newest[(*history_line(row), row["builder"])] = row
-    rows = sorted(newest.values(), key=lambda row: (history_line(row), release_order(row["builder"])))
+    measured = select(func.max(Result.measurement_version)).where(Result.status == "ok").scalar_subquery()
+    newest = (
+        filtered(select(func.max(Cell.id)).join(Result), filters or {}, status, sweep)
+        .where(Result.status != "skipped", (Result.status != "ok") | (Result.measurement_version == measured))
+        .group_by(Cell.hash)
+    )
+    with reading(engine) as session:
+        found = [told(row) for row in session.execute(CELLS.where(Cell.id.in_(newest)).order_by(Cell.id))]
+    lines = {(*history_line(row), row["builder"]): row for row in found}
+    rows = sorted(lines.values(), key=lambda row: (history_line(row), release_order(row["builder"])))
     before: dict[str, Any] = {}
     for row in rows:
         row["line"] = history_line(row)

@@ -47,25 +47,20 @@ def neighbour(engine: Engine, cell_id: int) -> tuple[int, list[Difference]] | No
     """The finished cell that differs least from this one, the newest of equals, and in what; None if there is none."""
     with reading(engine) as session:
         cell = detail.existing_cell(session, cell_id)
-        mine = select(CellRest.axis, CellRest.rest).where(CellRest.cell_id == cell.id).subquery()
-        near = (
-            select(CellRest.cell_id)
-            .join(mine, (CellRest.axis == mine.c.axis) & (CellRest.rest == mine.c.rest))
-            .join(Cell, Cell.id == CellRest.cell_id)
-            .join(Result, Result.id == Cell.result_id)
-            .where(CellRest.cell_id != cell.id, Result.status == "ok", Cell.result_id != cell.result_id)
-            .order_by(CellRest.cell_id.desc())
-            .limit(NEIGHBOURS)
+        mine = session.execute(select(CellRest.axis, CellRest.rest).where(CellRest.cell_id == cell.id)).all()
+        near: set[int] = set()
+        for axis, rest in mine:  # one look at the key each
+            shared = select(CellRest.cell_id).where(CellRest.axis == axis, CellRest.rest == rest)
+            near.update(session.scalars(shared.order_by(CellRest.cell_id.desc()).limit(NEIGHBOURS)))
+        finished = (
+            select(Cell.id)
+            .join(Result)
+            .where(Result.status == "ok", Cell.id != cell.id, Cell.result_id.is_distinct_from(cell.result_id))
         )
-        candidates = list(dict.fromkeys(session.scalars(near)))
+        nearest = sorted(near, reverse=True)[:NEIGHBOURS]
+        candidates = [found for (found,) in in_chunks(session, finished, Cell.id, nearest)]
         if not candidates:
-            newest = (
-                select(Cell.id)
-                .join(Result, Result.id == Cell.result_id)
-                .where(Result.status == "ok", Cell.id != cell.id, Cell.result_id.is_distinct_from(cell.result_id))
-                .order_by((Cell.model == cell.model).desc(), Cell.id.desc())
-                .limit(NEIGHBOURS)
-            )
+            newest = finished.order_by((Cell.model == cell.model).desc(), Cell.id.desc()).limit(NEIGHBOURS)
             candidates = list(session.scalars(newest))
     made = makings(engine, [cell_id, *candidates])
     if not candidates:

@@ -13,11 +13,13 @@ import typer
 from db.engine import DatabaseProblem
 from db.query import NotInDatabase
 from reports import depth as depth_report
+from reports import evidence as evidence_report
 from reports import history as history_report
 from reports import noise as noise_report
 from reports import pairs as pairs_report
 from reports import proof as proof_report
 from reports import regressions as regressions_report
+from reports import status as status_report
 from reports import sweep as sweep_report
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -160,6 +162,23 @@ def regressions(
     write(regressions_report, report, format, out)
     if any(row["worse"] for row in report["rows"]):
         raise typer.Exit(1)
+
+
+@app.command()
+def status(out: Out = None, format: Format = "md", db: Db = None) -> None:
+    """Items and their states, and what the newest cells say of the claims tied to them."""
+    write(status_report, status_report.collect(db), format, out)
+
+
+@app.command()
+def evidence(
+    claim: Annotated[str, typer.Argument(help="Its name: python -m db items list --claims.")],
+    out: Annotated[Path, typer.Option("--out", help="The folder to make.")],
+    db: Db = None,
+) -> None:
+    """A folder that an upstream maintainer can use without this project."""
+    for file in evidence_report.write(db, claim, out):
+        print(file)
 
 
 def check_file(file: Path, option: str, endings: tuple[str, ...] = ()) -> None:

@@ -14,6 +14,7 @@ from reports.table import identical, multiple, span
 
 CHANGED = "◀"
 ERROR_LENGTH = 48
+MOST_LINES = 24  # columns that a reader can still take in
 
 
 def collect(db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | None = None) -> dict[str, Any]:
@@ -31,27 +32,41 @@ def markdown(report: dict[str, Any]) -> str:
     rows = report["rows"]
     if not rows:
         return "No cells: run `python -m runner +experiment=history` first."
+    every = sorted({row["line"]: row["cell"] for row in rows}.items(), key=lambda item: -item[1])
+    shown = {line for line, _ in every[:MOST_LINES]}
+    rows = [row for row in rows if row["line"] in shown]
     lines = list(dict.fromkeys(row["line"] for row in rows))
     builders = sorted({row["builder"] for row in rows}, key=query.release_order)
     found = {(row["builder"], row["line"]): row for row in rows}
+    titles = titles_of(lines)
     body = [[builder, *(entry(found.get((builder, line))) for line in lines)] for builder in builders]
     return "\n".join(
         [
-            markdown_table(["builder", *(title(line, lines) for line in lines)], body),
+            markdown_table(["builder", *titles.values()], body),
             "",
             "- First-token max abs diff of the logits over prompts, the largest of all steps in multiples of the noise"
             f" floor (×), and identical continuations; {CHANGED} marks a release that differs from the one before it.",
-            *(f"- {text}" for text in changes(rows, lines)),
+            *(f"- {text}" for text in more_lines(len(every))),
+            *(f"- {text}" for text in changes(rows, titles)),
             *(f"- {text}" for text in notes.findings(rows)),
         ]
     )
 
 
-def title(line: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
-    """What tells a line from the others: the model, and whatever else is not the same in all."""
+def more_lines(count: int) -> list[str]:
+    return [f"{count - MOST_LINES} older lines more: narrow it by --model or --sweep."] if count > MOST_LINES else []
+
+
+def titles_of(lines: list[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
+    """What tells each line from the others: the model, and whatever else is not the same in all."""
     names = [factor for factor in FACTORS if factor != "builder"] + ["options"]
-    differing = [n for n, _ in enumerate(names) if len({other[n] for other in lines}) > 1 or names[n] == "model"]
-    return " ".join(line[n] for n in differing if line[n])
+    differing = [n for n, name in enumerate(names) if name == "model" or len({line[n] for line in lines}) > 1]
+    return {line: " ".join(part(names[n], line[n]) for n in differing if line[n]) for line in lines}
+
+
+def part(name: str, value: str) -> str:
+    """A factor's value as a title says it: a bare number would be one of many."""
+    return f"{name} {value}" if value.isdecimal() else value
 
 
 def entry(row: dict[str, Any] | None) -> str:
@@ -67,12 +82,14 @@ def entry(row: dict[str, Any] | None) -> str:
     return f"{text} {CHANGED}" if row["changed"] else text
 
 
-def changes(rows: list[dict[str, Any]], lines: list[tuple[str, ...]]) -> list[str]:
+def changes(rows: list[dict[str, Any]], titles: Mapping[tuple[str, ...], str]) -> list[str]:
     """For each line its eras: from which release on it is as it is."""
+    lines: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        lines.setdefault(row["line"], []).append(row)
     texts = []
-    for line in lines:
-        mine = [row for row in rows if row["line"] == line]
+    for line, mine in lines.items():
         eras = [row for n, row in enumerate(mine) if n == 0 or row["changed"]]
         told = "; ".join(f"from {row['builder']} {entry({**row, 'changed': False})}" for row in eras)
-        texts.append(f"{title(line, lines)}: {len(eras)} era{'s' * (len(eras) != 1)}: {markdown_text(told)}.")
+        texts.append(f"{titles[line]}: {len(eras)} era{'s' * (len(eras) != 1)}: {markdown_text(told)}.")
     return texts

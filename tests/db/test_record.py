@@ -20,7 +20,8 @@ def engine(tmp_path):
 
 
 def cell(**factors: str) -> dict:
-    return {"hash": "h", "config": {"a": 1}, **dict.fromkeys(FACTORS, "v"), **factors}
+    values = dict.fromkeys(FACTORS, "v") | factors
+    return {"hash": "/".join(values.values()), "config": {"a": 1}, **values}
 
 
 def number(value: float) -> dict:
