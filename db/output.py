@@ -78,12 +78,13 @@ def show_markdown(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> 
     print(markdown_table(columns, [[row.get(column) for column in columns] for row in rows]))
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]], markup: bool = False) -> str:
     """A markdown table, padded so that it reads well as plain text too.
 
     Whatever stands in a cell (model output, an error message) cannot break it.
+    markup: the cells are markdown already, and safe.
     """
-    cells = [[markdown_text(value) for value in row] for row in [header, *rows]]
+    cells = [[str(value) if markup else markdown_text(value) for value in row] for row in [header, *rows]]
     widths = [max(3, *(cell_len(row[n]) for row in cells)) for n in range(len(header))]
     lines = ["| " + " | ".join(set_cell_size(c, w) for c, w in zip(row, widths, strict=True)) + " |" for row in cells]
     rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"

@@ -11,16 +11,13 @@ from typing import Any
 
 from db.models import FACTORS
 from db.output import json_value
+from db.scrub import scrub
 
 PATH_END = r"[^\s\"'`,;:|<>()\[\]{}]"
 SOURCES = re.compile(r"[^\s\"'`]*/(?:site-packages|overlays/[0-9a-f]+)/([\w./-]+\.py)")
 ROOTS = re.compile(rf"(?<![\w.~-])/(?:home|Users|root|tmp|var|mnt|data|work|workspace|scratch|srv)\b{PATH_END}*")
 # Names of an ONNX graph's nodes look like paths and are none.
 ABSOLUTE = re.compile(rf"(?:file://|(?<![\w/.)}}<>~$-]))/(?!/|model/|lm_head/)[^\s/\"'`,;:|<>()\[\]{{}}]+/{PATH_END}*")
-SECRETS = re.compile(
-    r"(?<=://)[^/\s@]+(?=@)|\b(?:hf|ghp|gho|ghs|github_pat|glpat|xox[abp]|sk)[_-][A-Za-z0-9_-]{8,}|\bAKIA[0-9A-Z]{16}\b"
-    r"|(?i:(?<=bearer )[A-Za-z0-9._~+/-]{8,}|(?<=token=)[^\s&,;\"']{4,}|(?<=password=)[^\s&,;\"']+)"
-)
 COMMON_NAMES = {"", "root", "user", "localhost", "runner", "ubuntu", "admin"}  # say nothing of anybody
 VERBATIM = ("text", "reference_text", "candidate_text", "prompt", "name")  # a path in a prompt is what was measured
 
@@ -43,7 +40,7 @@ def hider(facts: Sequence[Mapping[str, Any]]) -> Callable[..., str]:
     name = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))})(?![\w-])")
 
     def hide(text: str, verbatim: bool = False) -> str:
-        text = SECRETS.sub("***", SOURCES.sub(r"\1", text))
+        text = scrub(SOURCES.sub(r"\1", text))
         for path in sorted(places, key=len, reverse=True):
             text = re.sub(re.escape(path) + r"(?!\w)", lambda _, path=path: places[path], text)
         for path in ours:

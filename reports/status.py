@@ -7,11 +7,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.cells import cell_len
-
 from db import items
 from db.engine import open_database
-from db.output import markdown_code, markdown_text
+from db.output import markdown_code, markdown_table, markdown_text
 from reports.table import cells, words
 
 ERROR_LENGTH = 80
@@ -36,17 +34,17 @@ def markdown(report: dict[str, Any]) -> str:
     """The items' table, that of claims without an item, and the history of states that have changed."""
     rows, claims = report["items"], report["claims"]
     if not rows and not claims:
-        return "No items or claims are kept: `python -m db items load docs/status.yaml` for those of the seed document."
+        return "No items or claims are kept: `python -m db items load docs/status.yaml` for an example."
     parts = []
     if rows:
         body = [
             [linked(row), markdown_text(row["what"]), dated(row), "; ".join(named(claim) for claim in row["claims"])]
             for row in rows
         ]
-        parts.append(table(["Item", "What", "State (date)", "Newest cells say"], body))
+        parts.append(markdown_table(["Item", "What", "State (date)", "Newest cells say"], body, markup=True))
     if claims:
         body = [[markdown_text(claim["name"]), markdown_text(claim["what"]), says(claim)] for claim in claims]
-        parts.append(table(["Claim", "What", "Newest cells say"], body))
+        parts.append(markdown_table(["Claim", "What", "Newest cells say"], body, markup=True))
     histories = [
         f"- {markdown_text(row['key'])}: {', '.join(dated(state) for state in row['states'])}."
         for row in rows
@@ -55,16 +53,6 @@ def markdown(report: dict[str, Any]) -> str:
     if histories:
         parts.append("\n".join(["States, oldest first:", "", *histories]))
     return "\n\n".join(parts)
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of cells that are markdown already: links, commands."""
-    cells = [header, *rows]
-    widths = [max(3, *(cell_len(row[n]) for row in cells)) for n in range(len(header))]
-    lines = [
-        "| " + " | ".join(c + " " * (w - cell_len(c)) for c, w in zip(row, widths, strict=True)) + " |" for row in cells
-    ]
-    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
 
 
 def linked(row: Mapping[str, Any]) -> str:

@@ -18,9 +18,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from db.models import FACTORS
+from db.scrub import scrub
 from runner import hashing, paths, releases, schema
 from runner.failures import ConfigFailed
-from runner.scrub import scrub
 
 # Keys inside a factor that its label tells already.
 TOLD = {

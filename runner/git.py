@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from db.scrub import scrub
 from runner import hashing, processes
 from runner.failures import SourceFailed
-from runner.scrub import scrub
 from runner.store import Store
 
 COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -12,10 +12,10 @@ from rich.console import Console
 from sqlalchemy.exc import DBAPIError
 
 from db.engine import DatabaseProblem, url_of
+from db.scrub import scrub
 from runner import compose, schema, sweep
 from runner.cells import Cell, check_exclude, excluded, one_of
 from runner.failures import ConfigFailed, Fault
-from runner.scrub import scrub
 
 
 class Finished(SystemExit):

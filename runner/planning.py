@@ -15,6 +15,7 @@ from pathlib import Path
 from db import durations
 from db import engine as database
 from db.output import markdown_table
+from db.scrub import scrub
 from reports.sweep import ALWAYS
 from runner import environments, schema
 from runner.cells import FACTORS, Cell
@@ -22,7 +23,6 @@ from runner.checkpoints import Inspector
 from runner.failures import Failure
 from runner.plan import Plan, Planner
 from runner.progress import SweepProgress
-from runner.scrub import scrub
 from runner.store import Store
 from runner.sweep import Ending, job_root, jobs_of, look_up, outcome_of
 

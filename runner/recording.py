@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from db.record import NewResult, Provenance
+from db.scrub import scrub
 from runner import machine
 from runner.cells import Cell
 from runner.checkpoints import CONFIG_DTYPES as DTYPE_WORDS
 from runner.failures import Failure
 from runner.plan import MEASUREMENT_VERSION, Plan
-from runner.scrub import scrub
 from runner.stages import StageRun
 
 # Search options that an export can carry.

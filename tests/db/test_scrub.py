@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.scrub import scrub
+from db.scrub import scrub
 
 
 @pytest.mark.parametrize(
