@@ -30,8 +30,9 @@ def read(engine: Engine, statement: str) -> tuple[list[str], list[dict[str, Any]
                 columns = list(result.keys())
                 return columns, [dict(row) for row in result.mappings()]
             finally:
-                if engine.dialect.name == "sqlite":
+                if engine.dialect.name == "sqlite":  # the connection may be used again
                     connection.connection.driver_connection.set_authorizer(None)
+                    connection.connection.driver_connection.execute("PRAGMA query_only = OFF")
     except ResourceClosedError:
         raise SqlProblem("the statement gives no rows; only queries are run here") from None
     except (DBAPIError, StatementError) as error:

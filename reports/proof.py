@@ -12,7 +12,7 @@ from db.engine import open_database
 from db.output import markdown_table
 from reports import commands, verdicts
 from reports.sweep import from_prompts
-from reports.table import identical, multiple, number, span, words
+from reports.table import identical, largest, multiple, number, span, words
 from reports.verdicts import CONFOUNDED, NOT_ENOUGH, Verdict
 
 # What is measured: cells that differ in these are about something else.
@@ -246,7 +246,7 @@ def line(row: dict[str, Any], builder: str) -> list[Any]:
         row["cell"],
         name,
         bad or span(row["first_diff_least"], row["first_diff_largest"]),
-        bad or number(row["diff_largest"]),
+        bad or number(largest(row)),
         number(row["noise_floor_largest"]),
         bad or multiple(row["multiple_largest"]),
         words(row["verdict"]),

@@ -262,9 +262,12 @@ class Workers:
         self.timeout, self.stall = limits.timeout, limits.stall
         self.log_root, self.byte_code = log_root, byte_code
         self.workers: dict[Path, ForkWorker | ProcessWorker] = {}
+        self.closed = False
 
     def of(self, python: Path) -> ForkWorker | ProcessWorker:
-        """The worker of an environment; a new one where there is none, or it has ended."""
+        """The worker of an environment; a new one where there is none, or it has ended. Errors: `TaskFailed`."""
+        if self.closed:
+            raise TaskFailed("worker", Evidence(stderr_tail="the workers have been closed"))
         worker = self.workers.get(python)
         if worker is None or not worker.alive:
             self.log_root.mkdir(parents=True, exist_ok=True)
@@ -330,6 +333,8 @@ class Workers:
                 return "stalled"
 
     async def close(self) -> None:
+        """End the workers for good: what still waits for its turn must not start new ones."""
+        self.closed = True
         await asyncio.gather(*(worker.close() for worker in self.workers.values()))
         for worker in self.workers.values():
             worker.log.unlink(missing_ok=True)

@@ -6,72 +6,18 @@ import math
 from dataclasses import replace
 
 import pytest
+from rows import PATCH, cell, number, ok, prompt
 from sqlalchemy import func, select
 
 from db import detail, query, record
 from db import engine as database
-from db.models import FACTORS, Environment, MetricValue, Package, Result, Sweep
+from db.models import Environment, MetricValue, Package, Result, Sweep
 from db.record import NewResult, Provenance
 
 
 @pytest.fixture
 def engine(tmp_path):
     return database.open_database(str(tmp_path / "x.db"))
-
-
-def cell(**factors: str) -> dict:
-    values = dict.fromkeys(FACTORS, "v") | factors
-    return {"hash": "/".join(values.values()), "config": {"a": 1}, **values}
-
-
-def number(value: float) -> dict:
-    kinds = {math.inf: "+inf", -math.inf: "-inf"}
-    kind = "nan" if math.isnan(value) else kinds.get(value, "finite")
-    return {"value": value if kind == "finite" else None, "kind": kind}
-
-
-def prompt(name: str, first: float, worst: float, identical: bool = True, sensible: bool | None = True) -> dict:
-    return {
-        "prompt": name,
-        "metrics": {
-            "first_logits_max_abs_diff": number(first),
-            "logits_max_abs_diff": number(worst),
-            "forced_logits_max_abs_diff": number(worst),
-        },
-        "noise_floor": number(0.5),
-        "noise_ratio": number(worst / 0.5),
-        "forced_noise_ratio": number(worst / 0.5),
-        "verdict": "within_noise" if worst < 2 else "broken",
-        "within_bands": True,
-        "parting": None,
-        "reference_outcome": "answer",
-        "steps": {"logits_max_abs_diff": [number(first), number(worst)]},
-        "reference_range": number(10.0),
-        "vocab": [8, 8],
-        "matched_tokens": 2,
-        "compared_tokens": 3,
-        "tokens_identical": identical,
-        "sensible": sensible,
-        "candidate_sensible": sensible,
-        "outcome": "answer",
-        "reference_text": "a",
-        "candidate_text": "b",
-    }
-
-
-PATCH = Provenance({"patch_outcome": "applied"}, [{"change": "c", "status": "applied", "detail": "d"}])
-
-
-def ok(*prompts: dict, hash: str = "r", **values) -> NewResult:
-    common = {"hash": hash, "status": "ok", "final": True, "measurement_version": 1}
-    environment = {"hash": "e", "platform": "p", "packages": {"torch": "2", "numpy": "1"}}
-    return NewResult(
-        common | values,
-        {"builder": environment, "runtime": environment, "reference": environment},
-        {"hash": "m", "host": "h", "system": "s", "processor": "p", "cores": 2, "memory_bytes": 1},
-        [{"stage": "export", "key": "k", "found": False, "seconds": 1.0, "peak_memory_bytes": 5}],
-        prompts,
-    )
 
 
 def test_a_result_comes_back(engine):

@@ -235,3 +235,30 @@ def test_a_worker_gets_nothing_of_the_runners_python(monkeypatch):
     environment = clean_environment(Path("/somewhere"))
     assert not {"PYTHONPATH", "VIRTUAL_ENV", "ATEN_CPU_CAPABILITY", "PYTHONOPTIMIZE"} & set(environment)
     assert environment["HF_HUB_OFFLINE"] == "1"
+
+
+def test_a_task_that_waits_for_its_turn_starts_no_worker_once_all_are_closed(tmp_path, task):
+    async def use(workers):
+        running = asyncio.create_task(workers.run(PYTHON, task(waiting=True), lambda _: None))
+        await asyncio.sleep(1)
+        queued = asyncio.create_task(workers.run(PYTHON, task(), lambda _: None))
+        await asyncio.sleep(0.2)
+        await workers.close()
+        ends = await asyncio.gather(running, queued, return_exceptions=True)
+        return ends, len(workers.workers)
+
+    ends, count = with_workers(tmp_path, True, use, jobs=1)
+    assert [type(end) for end in ends] == [TaskFailed, TaskFailed] and count == 1
+
+
+def test_a_task_whose_worker_ended_while_it_waited_gets_a_new_one(tmp_path, task):
+    async def use(workers):
+        running = asyncio.create_task(workers.run(PYTHON, task(waiting=True), lambda _: None))
+        await asyncio.sleep(1)
+        queued = asyncio.create_task(workers.run(PYTHON, task(), lambda _: None))
+        await asyncio.sleep(0.2)
+        workers.workers[PYTHON].kill()
+        return await asyncio.gather(running, queued, return_exceptions=True)
+
+    first, second = with_workers(tmp_path, True, use, jobs=1)
+    assert isinstance(first, TaskFailed) and not isinstance(second, BaseException), second
