@@ -61,17 +61,11 @@ def for_cell(row: Mapping[str, Any], asked: Asked, extra: Iterable[str] = ()) ->
     return shlex.join(["python", "-m", "runner", *multirun, *kept, *fixed, *extra])
 
 
-def missing(
-    row: Mapping[str, Any],
-    asked: Asked,
-    wanted: Sequence[Iterable[str]],
-    there: Mapping[frozenset[str], Mapping[str, Any]],
-) -> str:
+def missing(row: Mapping[str, Any], asked: Asked, wanted: Sequence[Iterable[str]]) -> str:
     """The command for the sets of changes that a design lacks, the cheapest (fewest changes) first."""
-    labels = {name: next(iter(units)) for units in there if len(units) == 1 for name in units}
     sets = sorted({frozenset(units) for units in wanted}, key=lambda units: (len(units), sorted(units)))
     values = []
     for units in sets:
-        names = [part for unit in sorted(units) for part in labels.get(unit, unit).split("+")]
+        names = [part for unit in sorted(units) for part in unit.split("+")]
         values.append("none" if not names else names[0] if len(names) == 1 else f"[{','.join(names)}]")
     return for_cell(row, asked, [f"patch={','.join(values)}"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+from db import record
 from db.models import FACTORS
 from db.record import NewResult, Provenance
 
@@ -61,3 +63,22 @@ def ok(*prompts: dict, hash: str = "r", **values) -> NewResult:
         [{"stage": "export", "key": "k", "found": False, "seconds": 1.0, "peak_memory_bytes": 5}],
         prompts,
     )
+
+
+def environment(**packages: str) -> dict:
+    return {"hash": str(packages), "platform": "p", "packages": packages}
+
+
+def changed(*names: str, hash: str = "h", status: str = "applied", **values) -> Provenance:
+    outcomes = [{"change": n, "hash": f"{n}-{hash}", "status": status, "detail": ""} for n in names]
+    return Provenance({"source_tree": "s", "patch_outcome": status if names else "none", **values}, outcomes)
+
+
+def store(engine, factors: dict, made: Provenance, result=None, **packages: str) -> int:
+    """One cell; its builder's packages by name. Returns its id."""
+    _, (ident,) = record.begin_sweep(engine, ["-m"], "1", [cell(**factors)])
+    new = result or ok(prompt("p", 1, 1), hash=str(ident))
+    if packages:
+        new = replace(new, environments={**new.environments, "builder": environment(**packages)})
+    record.record_result(engine, ident, new, made)
+    return ident

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from rows import cell, ok, prompt
+from rows import changed, ok, prompt, store
 
 import db
-from db import differences, pairs, record, sql, why
+from db import differences, pairs, sql, why
 from db import engine as database
 from db.query import NotInDatabase
-from db.record import Provenance
 
 GOOD, BAD = prompt("p", 1, 1), prompt("p", 1, 900)
 
@@ -24,25 +23,6 @@ def path(tmp_path):
 @pytest.fixture
 def engine(path):
     return database.open_database(path)
-
-
-def environment(**packages: str) -> dict:
-    return {"hash": str(packages), "platform": "p", "packages": packages}
-
-
-def changed(*names: str, hash: str = "h", status: str = "applied", **values) -> Provenance:
-    outcomes = [{"change": n, "hash": f"{n}-{hash}", "status": status, "detail": ""} for n in names]
-    return Provenance({"source_tree": "s", "patch_outcome": status if names else "none", **values}, outcomes)
-
-
-def store(engine, factors: dict, made: Provenance, result=None, **packages: str) -> int:
-    """One cell; its builder's packages by name. Returns its id."""
-    _, (ident,) = record.begin_sweep(engine, ["-m"], "1", [cell(**factors)])
-    new = result or ok(GOOD, hash=str(ident))
-    if packages:
-        new = replace(new, environments={**new.environments, "builder": environment(**packages)})
-    record.record_result(engine, ident, new, made)
-    return ident
 
 
 def told(engine, one: int, two: int) -> list[str]:

@@ -1,0 +1,134 @@
+"""Which cells make a design, and what its report says: on databases made by hand."""
+
+from __future__ import annotations
+
+import pytest
+from rows import changed, ok, prompt, store
+
+from db import engine as database
+from reports import proof
+
+FLOOR = 0.5  # of `rows.prompt`: what is measured is given in multiples of it
+SAME = {"transformers": "5.13.0"}
+SHAPE = {"model": "m", "builder": "1", "patch": "none"}
+
+
+def measured(multiple: float, right: bool = True):
+    """A result whose largest difference is `multiple` times its noise floor."""
+    verdict = "within_noise" if multiple <= 10 else "broken"
+    numbers = prompt("p", multiple * FLOOR, multiple * FLOOR, identical=right) | {"verdict": verdict}
+    return ok(numbers, hash=f"{multiple}{right}", thresholds={"within": 10.0, "broken": 1000.0})
+
+
+@pytest.fixture
+def lab(tmp_path):
+    """(store a cell, the designs there are): patch by its changes' letters."""
+    path = str(tmp_path / "x.db")
+    engine = database.open_database(path)
+
+    def add(changes: str, multiple: float, right: bool = True, packages=None, made=None, **factors: str) -> int:
+        patch = "+".join(changes) or "none"
+        found = made or changed(*changes)
+        return store(engine, SHAPE | {"patch": patch} | factors, found, measured(multiple, right), **(packages or {}))
+
+    return add, lambda **filters: proof.collect(path, {"model": ["m"], **filters})["designs"]
+
+
+def words(design: dict) -> dict[str, str]:
+    return {verdict["change"]: verdict["word"] for verdict in design["verdicts"]}
+
+
+def test_a_baseline_and_a_change_make_a_design(lab):
+    add, designs = lab
+    add("", 500)
+    add("a", 2)
+    (design,) = designs()
+    assert words(design) == {"a": "proven"} and design["command"] == ""
+    text = proof.markdown({"designs": [design]})
+    assert "1, as it is" in text and "1 with only a" in text and "alone it takes 500 × noise to 2 × noise" in text
+
+
+def test_the_newest_of_equal_cells_counts(lab):
+    add, designs = lab
+    add("", 500)
+    add("a", 400)
+    add("a", 2)
+    assert words(designs()[0]) == {"a": "proven"}
+
+
+def test_changes_that_always_come_together_are_one(lab):
+    add, designs = lab
+    add("", 500)
+    add("ab", 2, patch="fix")
+    assert words(designs()[0]) == {"fix": "proven"}
+
+
+def test_a_change_that_was_there_already_is_the_baseline(lab):
+    add, designs = lab
+    add("", 500)
+    add("a", 500, made=changed("a", status="present"))
+    assert designs() == []
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ({"packages": {"transformers": "5.24.0"}}, "builder's transformers (5.13.0 / 5.24.0)"),
+        (
+            {"packages": {"transformers": "5.13.0"}, "made": changed("a", source_tree="other")},
+            "builder sources (s / other)",
+        ),
+        ({"packages": {"transformers": "5.13.0"}, "builder": "2"}, "builder (1 / 2)"),
+        ({"packages": {"transformers": "5.13.0"}, "options": "reference.attention=sdpa"}, "options"),
+    ],
+)
+def test_a_pair_that_differs_in_something_else_is_confounded_and_says_in_what(lab, second, said):
+    add, designs = lab
+    add("", 500, packages=SAME)
+    add("a", 2, **second)
+    (design,) = designs()
+    assert words(design) == {"a": "confounded"} and said in design["verdicts"][0]["why"]
+    assert "by hashes" not in proof.markdown({"designs": [design]})
+
+
+def test_a_change_that_does_another_thing_under_its_name_is_another(lab):
+    add, designs = lab
+    add("", 500)
+    add("a", 2)
+    add("ab", 300, made=changed("a", "b", hash="other"))
+    (design,) = designs()
+    assert len(design["rows"]) == 3 and set(words(design)) == {"a", "a+b"}
+
+
+def test_what_is_missing_is_a_command(lab):
+    add, designs = lab
+    add("", 500)
+    add("a", 480)
+    add("ab", 2)
+    (design,) = designs()
+    assert words(design) == {"a": "not enough cells", "b": "contributes"}
+    assert design["command"] == "python -m runner -m patch=b"
+
+
+def test_another_builder_with_the_fix_and_the_same_numbers_is_told(lab):
+    add, designs = lab
+    add("", 500)
+    add("a", 2)
+    add("a", 2, builder="2", made=changed("a", status="present"))
+    add("a", 90, builder="3", made=changed("a", status="present"))
+    (design,) = designs()
+    assert design["confirmed"] == [
+        "2 with a gives the numbers of 1 with a (cells 3 and 2): nothing else in 1 contributed."
+    ]
+
+
+def test_designs_about_other_things_are_apart(lab):
+    add, designs = lab
+    for dtype in ("bf16", "fp32"):
+        add("", 500, dtype=dtype)
+        add("a", 2 if dtype == "bf16" else 499, dtype=dtype)
+    assert [words(design)["a"] for design in designs()] == ["proven", "no effect"]
+
+
+def test_no_design_says_what_to_run():
+    assert "patch=none,rope_fix" in proof.markdown({"designs": []})
