@@ -103,7 +103,7 @@ def test_a_command_of_the_readme_runs(command, place, shared_lab, repository):
         assert "export_failed" in done.stdout and "pr-2884 reversed" in done.stdout and "5 of 5" in done.stdout
     if "my_fix" in command:
         lines = [line for line in done.stdout.splitlines() if line.startswith("|")][2:]
-        assert len(lines) == 4 and "e-06" in lines[3] and "e-06" not in "".join(lines[:3])
+        assert len(lines) == 4 and "within noise" in lines[3] and "within noise" not in "".join(lines[:3])
 
 
 @pytest.mark.slow

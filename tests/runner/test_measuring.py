@@ -110,13 +110,14 @@ def test_a_repetition_penalty_comes_out_right(shared_lab, rope, tmp_path):
     same = ("first_logits_max_abs_diff", "logits_max_abs_diff", "forced_logits_max_abs_diff", "outcome", "verdict")
     assert [[row[name] for name in same] for row in one] == [[row[name] for name in same] for row in two]
     assert {row["verdict"] for row in one} == {"within_noise"} and {row["outcome"] for row in one} == {"answer"}
-    assert "repetition_penalty 1.1" in done.stdout and "suppress_tokens [5]" in done.stdout
+    assert "repetition_penalty 1.1" in done.stdout and r"suppress_tokens \[5\]" in done.stdout
 
 
 def test_a_prompt_that_is_taken_apart_is_a_warning_and_its_match_is_nonsense(shared_lab, rope, conf):
     done = shared_lab.run("--config-dir", conf, "prompts=handmade", *FIXED)
     assert done.returncode == 0, done.stderr
-    assert "split_marker: <|im_start|> -> ['<', '|'," in done.stdout and "2 <bos> (2) at the start" in done.stdout
+    assert "split_marker: `<|im_start|> -> ['<', '|'," in done.stdout
+    assert "<bos> (id 2) stands 2 times, at [0, 1]" in done.stdout
     assert "runtime_tokenizer" in done.stdout  # the runtime puts no BOS of its own
     split, doubled = newest(shared_lab)
     assert split["sensible"] is False and split["match"] == "nonsense" and doubled["match"] == "identical"
@@ -130,7 +131,7 @@ def test_a_strict_audit_fails_the_cell_whether_it_was_found_or_not(shared_lab, r
         assert done.returncode == 2
         (row,) = newest(shared_lab)
         assert row["status"] == "config_failed" and row["error"].startswith("PromptAudit: split: split_marker")
-        assert "at the start" in findings(shared_lab, row["cell"])
+        assert "stands 2 times" in findings(shared_lab, row["cell"])
     assert shared_lab.run(*FIXED, "audit=strict").returncode == 0
     assert shared_lab.run(*FIXED, "audit=loud").returncode == 2
 

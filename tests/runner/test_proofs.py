@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 
 import pytest
@@ -16,19 +17,13 @@ MAKE_144 = """
 import sys
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, Gemma2Config
+from transformers import AutoConfig, AutoModelForCausalLM
 
 torch.manual_seed(0)
-config = Gemma2Config(
-    vocab_size=493, hidden_size=144, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=32, query_pre_attn_scalar=32, sliding_window=512, max_position_embeddings=1024,
-    bos_token_id=2, eos_token_id=1, pad_token_id=0, tie_word_embeddings=True,
-)
-model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(sys.argv[1]), dtype=torch.float32)
 for name, parameter in model.named_parameters():
     if name.endswith("norm.weight"):
         torch.nn.init.normal_(parameter, std=0.5)
-model.config.save_pretrained(sys.argv[1])
 weights = {k: v.contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"}
 save_file(weights, sys.argv[1] + "/model.safetensors", metadata={"format": "pt"})
 """
@@ -71,10 +66,11 @@ def test_in_bf16_both_are_needed_and_the_offset_is_the_larger(shared_lab, rope):
 def test_where_the_root_is_exact_the_embedding_scale_has_no_effect(shared_lab, rope, tmp_path):
     """The root of 144 is 12, as that of the published 2304 is 48: nothing is rounded."""
     model = tmp_path / "gemma2_144"
-    model.mkdir()
-    tokenizer = paths.PROJECT / "checkpoints" / "tiny_gemma2"
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (model / name).write_bytes((tokenizer / name).read_bytes())
+    shutil.copytree(
+        paths.PROJECT / "checkpoints" / "tiny_gemma2", model, ignore=shutil.ignore_patterns("*.safetensors")
+    )
+    config = json.loads((model / "config.json").read_text()) | {"hidden_size": 144, "num_hidden_layers": 2}
+    (model / "config.json").write_text(json.dumps(config))
     (tmp_path / "make.py").write_text(MAKE_144)
     subprocess.run([with_transformers_5(), str(tmp_path / "make.py"), str(model)], check=True, capture_output=True)
     run(shared_lab, "model=path", f"model.path={model}", "dtype=bf16", "suspects=[norm_offset_fp32,embed_scale_exact]")

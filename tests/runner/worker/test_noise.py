@@ -22,7 +22,7 @@ same = {"checkpoint": checkpoint, "prompts": "prompts/prompts.json", "compute_dt
 reference.run({**same, "max_new_tokens": 8, "stop_at_end": True}, "reference")
 loaded, load = [], noise.load
 noise.load = lambda folder, dtype, attention: loaded.append((dtype, attention)) or load(folder, dtype, attention)
-result = noise.run({**same, "reference": "reference", "threads": 2, "variants": variants}, "noise")
+result = noise.run({**same, "reference": "reference", "threads": 2, "other_threads": 1, "variants": variants}, "noise")
 with open("noise/noise.json") as file:
     measured = json.load(file)
 assert result == {"left_out": measured["left_out"]}
