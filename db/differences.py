@@ -13,6 +13,8 @@ from db.engine import reading
 from db.models import FACTORS, Cell, ChangeOutcome, Machine, Package, Result
 
 ROLES = ("builder", "runtime", "reference")
+# The packages that a reader asks for first.
+TELLING = ("transformers", "torch", "onnxruntime-genai", "onnxruntime", "onnx", "onnx-ir", "tokenizers", "numpy")
 # Columns of a cell and of its result that say what it was made of, with the word for a reader.
 MADE_OF = {
     "source_tree": "builder sources",
@@ -119,7 +121,7 @@ def differences(one: Making, two: Making, ignore: Iterable[str] = ()) -> list[Di
     for role in ROLES:
         mine, theirs = one.environments[role], two.environments[role]
         if mine and theirs and mine != theirs:
-            for name in sorted(mine.keys() | theirs.keys()):
+            for name in sorted(mine.keys() | theirs.keys(), key=lambda name: (name not in TELLING, name)):
                 if mine.get(name) != theirs.get(name):
                     found.append(Difference(f"{role}'s {name}", mine.get(name), theirs.get(name)))
     return found

@@ -103,7 +103,7 @@ def test_one_reference_serves_all_cells_of_a_checkpoint(shared_lab, precision):
     )
     counts = dict(used)
     assert (counts["reference"], counts["noise"], counts["checkpoint"], counts["prompts"]) == (2, 2, 1, 1)
-    assert counts["export"] == counts["candidate"] == 7  # in fp32 the offset in fp32 is the offset as it is
+    assert counts["export"] == counts["candidate"] == 8
 
 
 def test_precision_pattern_in_bf16(shared_lab, precision):
