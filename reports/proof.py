@@ -11,8 +11,7 @@ from db.differences import Making, differences, makings
 from db.engine import open_database
 from db.output import markdown_table
 from reports import commands, verdicts
-from reports.sweep import from_prompts
-from reports.table import identical, largest, multiple, number, span, words
+from reports.sweep import MEASURED, from_prompts, measured
 from reports.verdicts import CONFOUNDED, NOT_ENOUGH, Verdict
 
 # What is measured: cells that differ in these are about something else.
@@ -209,10 +208,8 @@ def section(design: dict[str, Any]) -> str:
     dtype = f"stored ({design['checkpoint_dtype']})" if about["dtype"] == "stored" else about["dtype"]
     title = f"## {about['model']}, {dtype}, builder {about['builder']}"
     rest = ", ".join(f"{n} {v}" for n, v in about.items() if n not in ("model", "dtype", "builder") and v)
-    header = ["cell", "Export of the same checkpoint", "First-token max abs diff", "Largest", "Noise floor", "× noise"]
-    table = markdown_table(
-        [*header, "Verdict", "Identical", "Text"], [line(row, about["builder"]) for row in design["rows"]]
-    )
+    header = ["cell", "Export of the same checkpoint", *MEASURED]
+    table = markdown_table(header, [line(row) for row in design["rows"]])
     verdict_rows = [
         [v["change"], v["word"], "" if v["share"] is None else f"{v['share']:.0%}", v["why"]]
         for v in design["verdicts"]
@@ -231,25 +228,8 @@ def part(share: float | None) -> str:
     return "" if share is None else f"{share:.0%}"
 
 
-def line(row: dict[str, Any], builder: str) -> list[Any]:
+def line(row: dict[str, Any]) -> list[Any]:
     """One export: what it is, and its numbers."""
-    made = " and ".join(row["units"])
-    name = (
-        f"{row['builder']}, as it is"
-        if not made
-        else f"{row['builder']} with {'only ' * (len(row['units']) == 1)}{made}"
-    )
-    if row["status"] != "ok":
-        return [row["cell"], name, f"{row['status']}: {row['error']}", *[""] * 6]
-    bad = "not finite" if row["non_finite_count"] else ""
-    return [
-        row["cell"],
-        name,
-        bad or span(row["first_diff_least"], row["first_diff_largest"]),
-        bad or number(largest(row)),
-        number(row["noise_floor_largest"]),
-        bad or multiple(row["multiple_largest"]),
-        words(row["verdict"]),
-        identical(row),
-        row["texts"],
-    ]
+    made = ("only " if len(row["units"]) == 1 else "") + " and ".join(row["units"])
+    name = f"{row['builder']} with {made}" if made else f"{row['builder']}, as it is"
+    return [row["cell"], name, *measured(row)]
