@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 
+import audit
 import pytest
 from lab import ENVIRONMENTS, run_git
 
@@ -122,3 +123,9 @@ def test_the_make_file_runs_the_main_job():
     text = (paths.PROJECT / "Makefile").read_text(encoding="utf-8")
     assert "ARGS ?= builder=0.14.1,0.18.0 patch=none,rope_fix" in text
     assert os.access(paths.PROJECT / ".ci" / "run", os.X_OK)
+
+
+def test_every_check_of_the_audit_is_documented():
+    text = (paths.PROJECT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    for check in (audit.UNKNOWN, audit.SPLIT, audit.WRITTEN, audit.BOS, audit.CHARACTERS, audit.OUTSIDE, audit.RUNTIME):
+        assert f"`{check}`" in text
