@@ -1,8 +1,8 @@
 """Stage checkpoint: the same weights in another dtype, or fewer layers of them.
 
-Tensor by tensor, straight from file to file, so that peak memory stays at the
-source's mapped pages and one tensor. Both sides of the comparison read the
-folder that comes out, so they agree about what was cut.
+Straight from file to file, a part of a tensor at a time, so that memory does
+not grow with the checkpoint. Both sides of the comparison read the folder that
+comes out, so they agree about what was cut.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shutil
 from collections import Counter
 
 import torch
-from safetensors import safe_open
+from task import StageError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # safetensors' names of dtypes, by torch's.
@@ -26,7 +26,8 @@ for _name, _code in (("float8_e4m3fn", "F8_E4M3"), ("float8_e5m2", "F8_E5M2"), (
     if hasattr(torch, _name):
         CODES[getattr(torch, _name)] = _code
 TYPES = {code: dtype for dtype, code in CODES.items()}
-CHUNK = 2**20  # entries cast at a time
+WIDTHS = {code: dtype.itemsize for code, dtype in TYPES.items()}
+CHUNK = 2**22  # bytes read at a time; a multiple of every dtype's width
 LAYER = re.compile(r"(^|\.)(layers|h|blocks)\.(\d+)\.")
 # Layers of another tower are counted by its own config.
 OTHER_TOWER = re.compile(r"vision|visual|audio")
@@ -81,41 +82,60 @@ def convert(
 ) -> list[str]:
     """Write one safetensors file, floats cast, cut layers left out; nothing where no tensor is left.
 
-    The header needs shapes and dtypes only, so it is written first and each
-    tensor's bytes are copied as they are read. Returns the tensors written.
+    The format is a header's length, the header with each tensor's dtype, shape
+    and place, and the bytes; they are copied a part at a time, so that no
+    tensor, let alone a shard, is ever whole in memory. Returns the tensors
+    written.
     """
-    with safe_open(path, framework="pt") as file:
-        kept = [name for name in file.keys() if keeps(name, layers)]  # noqa: SIM118 (safe_open is no dict)
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        source = json.loads(file.read(length))
+        kept = [name for name in source if name != "__metadata__" and keeps(name, layers)]
         if not kept:
             return []
         header: dict = {"__metadata__": {"format": "pt"}}
         end = 0
         for name in kept:
-            part = file.get_slice(name)
-            kind = TYPES[part.get_dtype()]
-            kind = dtype if dtype is not None and kind.is_floating_point else kind
-            size = torch.Size(part.get_shape()).numel() * kind.itemsize
-            header[name] = {"dtype": CODES[kind], "shape": part.get_shape(), "data_offsets": [end, end + size]}
-            counts[str(kind).removeprefix("torch.")] += 1
+            entry = source[name]
+            code = new_code(entry["dtype"], dtype)
+            begin, stop = entry["data_offsets"]
+            size = (stop - begin) // WIDTHS.get(entry["dtype"], 1) * WIDTHS.get(code, 1)
+            header[name] = {"dtype": code, "shape": entry["shape"], "data_offsets": [end, end + size]}
+            counts[str(TYPES.get(code, code)).removeprefix("torch.")] += 1
             end += size
         encoded = json.dumps(header).encode()
         encoded += b" " * (-len(encoded) % 8)  # the data begin at a multiple of eight
         with open(target, "wb") as to:
             to.write(len(encoded).to_bytes(8, "little") + encoded)
             for name in kept:
-                write_tensor(to, name, file.get_tensor(name), dtype, overflowed)
+                begin, stop = source[name]["data_offsets"]
+                file.seek(8 + length + begin)
+                casts = source[name]["dtype"] != header[name]["dtype"]
+                copy(file, to, stop - begin, TYPES[source[name]["dtype"]] if casts else None, dtype, name, overflowed)
     return kept
 
 
-def write_tensor(to, name: str, tensor: torch.Tensor, dtype: torch.dtype | None, overflowed: Counter) -> None:
-    """A tensor's bytes, floats cast to `dtype` a part at a time; counts what became infinite."""
-    casts = dtype is not None and tensor.is_floating_point()
-    narrows = casts and torch.finfo(dtype).max < torch.finfo(tensor.dtype).max
-    for part in tensor.reshape(-1).split(CHUNK):
-        written = part.to(dtype) if casts else part
-        lost = int(written.isinf().sum()) - int(part.isinf().sum()) if narrows else 0
-        overflowed.update({name: lost} if lost else {})
-        to.write(memoryview(written.view(torch.uint8).numpy()))
+def new_code(code: str, dtype: torch.dtype | None) -> str:
+    """safetensors' name of the dtype that a tensor gets: another for floats only."""
+    kind = TYPES.get(code)
+    return CODES[dtype] if dtype is not None and kind is not None and kind.is_floating_point else code
+
+
+def copy(file, to, size: int, kind: torch.dtype | None, dtype, name: str, overflowed: Counter) -> None:
+    """Copy `size` bytes, cast from `kind` to `dtype` (None: as they are); counts what became infinite."""
+    narrows = kind is not None and torch.finfo(dtype).max < torch.finfo(kind).max
+    while size:
+        part = bytearray(file.read(min(size, CHUNK)))
+        if not part:
+            raise StageError(f"{file.name} ends within {name}", kind="Truncated", hint="fetch the file again")
+        size -= len(part)
+        if kind is not None:
+            numbers = torch.frombuffer(part, dtype=torch.uint8).view(kind)
+            cast = numbers.to(dtype)
+            lost = int(cast.isinf().sum()) - int(numbers.isinf().sum()) if narrows else 0
+            overflowed.update({name: lost} if lost else {})
+            part = memoryview(cast.view(torch.uint8).numpy())
+        to.write(part)
 
 
 def keeps(name: str, layers: int | None) -> bool:

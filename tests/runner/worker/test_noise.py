@@ -70,7 +70,7 @@ def test_an_attention_that_computes_something_else_is_left_out_and_said(noise):
     check(found, {"dtype", "threads", "passes"})
     assert set(found["left_out"]) == {"attention"}
     assert found["left_out"]["attention"].startswith("eager and sdpa compute different things: they differ by ")
-    assert found["left_out"]["attention"].endswith(" in fp64 as in fp32, which is no rounding")
+    assert found["left_out"]["attention"].endswith(" in a finer dtype too, which is no rounding")
 
 
 def test_only_what_is_asked_for_is_measured(noise):
