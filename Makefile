@@ -29,6 +29,7 @@ lint: setup
 bench: setup
 	$(BIN)/python -m benchmarks.compare
 	$(BIN)/python -m benchmarks.marginal
+	$(BIN)/python -m benchmarks.million --db .paritylab/million.db
 
 clean:
 	rm -rf .paritylab .venv

@@ -130,7 +130,7 @@ def questions(path: str) -> dict[str, Callable[[], Any]]:
     """What is timed, by its command."""
     engine = database.open_database(path)
     none: dict[str, list[str]] = {}
-    model = {"model": ["model3"]}
+    model = {"model": ["model1"]}
     return {
         "reports sweep": lambda: sweep.markdown(sweep.collect(path)),
         "reports proof": lambda: proof.markdown(proof.collect(path, none)),
@@ -148,7 +148,7 @@ def questions(path: str) -> dict[str, Callable[[], Any]]:
         "db why": lambda: why.why(engine, 77),
         "db diff": lambda: why.diff_rows(engine, 77, 78),
         "db sql (count)": lambda: sql.read(engine, "SELECT count(*) FROM cell"),
-        "db.frame('cells', model=…)": lambda: frames.frame("cells", db=path, model="model3"),
+        "db.frame('cells', model=…)": lambda: frames.frame("cells", db=path, model="model1"),
     }
 
 

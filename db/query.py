@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
-from sqlalchemy import Engine, Row, Select, case, func, select
+from sqlalchemy import Engine, Select, case, func, select
 
 from db.engine import reading
 from db.models import (
@@ -103,20 +105,21 @@ def cell_rows(
     sweep: int | None = None,
 ) -> list[dict[str, Any]]:
     """One dict a cell: factors, status, failure, and the summary over its prompts."""
-    query = filtered(CELLS, filters or {}, status, sweep).order_by(Cell.sweep_id, Cell.position)
-    with reading(engine) as session:
-        return [told(row) for row in session.execute(query)]
+    return told(engine, filtered(CELLS, filters or {}, status, sweep).order_by(Cell.sweep_id, Cell.position))
 
 
-def told(row: Row) -> dict[str, Any]:
-    """A row of `CELLS` as `cell_part` and `summary_part` have it; columns are read ten times faster than objects."""
-    found = dict(row._mapping)
-    error_type, error = found.pop("error_type"), found.pop("error")
-    return found | {
-        "options": found["options"] or None,
-        "status": found["status"] or PENDING,
-        "error": error_line(error_type, error),
-    }
+def told(engine: Engine, query: Select) -> list[dict[str, Any]]:
+    """The rows of a query over `CELLS`, as `cell_part` and `summary_part` have them; columns are read ten times faster
+    than objects."""
+    with engine.connect() as connection:
+        result = connection.execute(query)
+        names = tuple(result.keys())
+        rows = [dict(zip(names, row, strict=True)) for row in result]
+    for row in rows:
+        row["options"] = row["options"] or None
+        row["status"] = row["status"] or PENDING
+        row["error"] = error_line(row.pop("error_type"), row["error"])
+    return rows
 
 
 def result_rows(
@@ -270,15 +273,16 @@ def history_rows(
         .where(Result.status != "skipped", (Result.status != "ok") | (Result.measurement_version == measured))
         .group_by(Cell.hash)
     )
-    with reading(engine) as session:
-        found = [told(row) for row in session.execute(CELLS.where(Cell.id.in_(newest)).order_by(Cell.id))]
-    lines = {(*history_line(row), row["builder"]): row for row in found}
-    rows = sorted(lines.values(), key=lambda row: (history_line(row), release_order(row["builder"])))
-    before: dict[str, Any] = {}
-    for row in rows:
+    lines: dict[tuple, list[dict[str, Any]]] = {}
+    for row in told(engine, CELLS.where(Cell.id.in_(newest))):
         row["line"] = history_line(row)
-        row["changed"] = bool(before) and before["line"] == row["line"] and differs(before, row)
-        before = row
+        lines.setdefault(row["line"], []).append(row)
+    rows = []
+    for line in sorted(lines):
+        mine = sorted(lines[line], key=lambda row: release_order(row["builder"]))
+        for before, row in itertools.pairwise([None, *mine]):
+            row["changed"] = before is not None and differs(before, row)
+        rows += mine
     return rows
 
 
@@ -297,6 +301,7 @@ def history_line(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (*(row[factor] for factor in FACTORS if factor != "builder"), row["options"] or "")
 
 
+@cache
 def release_order(builder: str) -> tuple:
     """Releases by version; refs and working copies after them, by name."""
     try:

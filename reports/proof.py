@@ -215,13 +215,21 @@ def section(design: dict[str, Any]) -> str:
         for v in design["verdicts"]
     ]
     judged = markdown_table(["Change", "Verdict", "Share of log error", "Why"], verdict_rows)
-    notes = [note for note in [design["together"], *design["confirmed"]] if note]
+    notes = [note for note in [design["together"], *design["confirmed"], senseless(design["rows"])] if note]
     if design["command"]:
         notes.append(f"Missing, cheapest first: `{design['command']}`")
     notes.append(f"All: {rest}. Compared by hashes: sources, packages, checkpoint, prompts and machine are the same.")
     if any(v["word"] == CONFOUNDED for v in design["verdicts"]):
         notes[-1] = f"All: {rest}."
     return "\n".join([title, "", table, "", judged, "", *(f"- {note}" for note in notes)])
+
+
+def senseless(rows: list[dict[str, Any]]) -> str:
+    """That a reference makes no sense itself: its logits may be compared, its text shows nothing."""
+    count = max((row["nonsense_count"] or 0 for row in rows), default=0)
+    return (
+        f"The reference itself makes no sense in {count} prompts: numbers count there, texts do not." if count else ""
+    )
 
 
 def part(share: float | None) -> str:

@@ -99,7 +99,8 @@ def reasons(claim: Mapping[str, Any]) -> str:
         f"{markdown_text(cut(why))}{day} ({cells(those)})"
         for (why, those), day in zip(found.items(), days, strict=False)
     ]
-    more = [f"{len(found) - MOST_REASONS} more reasons"] if len(found) > MOST_REASONS else []
+    rest = len(found) - MOST_REASONS
+    more = [f"{rest} more reason{'s' * (rest != 1)}"] if rest > 0 else []
     return "; ".join(told[:MOST_REASONS] + more)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import common, compare, marginal, plain_harness
+from benchmarks import common, compare, marginal, million, plain_harness
 
 ROWS = [
     {"cell": 4, "first_logits_max_abs_diff": 0.01},
@@ -70,3 +70,12 @@ def test_the_harness_compares_first_tokens():
 @pytest.mark.parametrize(("value", "text"), [(12.34, "12.3"), (1.234, "1.23"), (0.0123, "0.012"), ("yes", "yes")])
 def test_figures_keep_the_digits_that_count(value, text):
     assert common.figure(value) == text
+
+
+def test_every_question_is_answered_on_a_small_database_of_its_kind(tmp_path):
+    path = tmp_path / "small.db"
+    million.make(path, rows=3_000, prompts=5)
+    answers = {name: ask() for name, ask in million.questions(str(path)).items()}
+    assert all(answer is not None for answer in answers.values())
+    assert "proven" in answers["reports proof"] and "model0" in answers["reports history"]
+    assert "| patch" in answers["reports pairs"] and answers["db sql (count)"][1] == [{"count(*)": 600}]
