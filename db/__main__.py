@@ -168,7 +168,7 @@ def why(cell: int, db: Db = None) -> None:
     if found["stage"]:
         print(f"first stage that is another: {found['stage']}")
     for difference in found["differences"] or ["nothing that decides a result"]:
-        print(f"differs in: {difference}")
+        print(f"differs in: {output.short(difference)}")
 
 
 @app.command("sql")

@@ -139,6 +139,12 @@ def findings_of(engine: Engine, result_ids: Sequence[int]) -> dict[int, list[Fin
     return found
 
 
+def configs_of(engine: Engine, cell_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """The configs of some cells as they were asked."""
+    with reading(engine) as session:
+        return dict(session.execute(select(Cell.id, Cell.config).where(Cell.id.in_(cell_ids))).all())
+
+
 def prompts_of(engine: Engine, result_ids: Sequence[int]) -> dict[int, list[PromptResult]]:
     """The prompts of some results, in order."""
     query = (

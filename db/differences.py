@@ -10,7 +10,7 @@ from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 from db.engine import reading
-from db.models import FACTORS, Cell, ChangeOutcome, Machine, Package, Result
+from db.models import FACTORS, Cell, ChangeOutcome, Environment, Machine, Package, Result
 
 ROLES = ("builder", "runtime", "reference")
 # The packages that a reader asks for first.
@@ -24,8 +24,13 @@ MADE_OF = {
     "prompts_key": "prompts",
     "measurement_version": "measurement version",
     "thresholds": "thresholds",
-    "stand_in": "stand-in",
+    "noise_key": "noise floor",
 }
+# A noise floor is another where one of these is: it is told where it differs by itself.
+OF_THE_FLOOR = {
+    "model", "dtype", "layers", "prompts", "reference", "max_new_tokens", "threads", "options", "checkpoint",
+    "files' dtype", "layer count", "measurement version",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,9 +57,15 @@ class Making:
     became of each, and the hash of what it does."""
 
     cell: int
+    tree: str | None  # of the patched sources
     parts: Mapping[str, Any]
     environments: Mapping[str, Mapping[str, str]]
     changes: Mapping[str, tuple[str, str | None]]
+
+    def context(self) -> tuple:
+        """All that a cell was made of save its patch, as one value."""
+        parts = tuple(sorted((name, str(value)) for name, value in self.parts.items()))
+        return parts, *(tuple(sorted(self.environments[role].items())) for role in ROLES)
 
     def effective(self) -> frozenset[tuple[str, str | None]]:
         """The changes that the patch really made, each with the hash of what it does."""
@@ -71,13 +82,17 @@ def makings(engine: Engine, cell_ids: Sequence[int]) -> dict[int, Making]:
         for (row,) in in_chunks(session, select(ChangeOutcome), ChangeOutcome.cell_id, cell_ids):
             changes.setdefault(row.cell_id, {})[row.change] = (row.status, row.hash)
         wanted = {getattr(result, f"{role}_environment_id") for _, result in cells if result for role in ROLES}
-        packages: dict[int, dict[str, str]] = {}
+        packages: dict[int, dict[str, str]] = {
+            row.id: {"platform": row.platform}
+            for (row,) in in_chunks(session, select(Environment), Environment.id, sorted(wanted - {None}))
+        }
         for (row,) in in_chunks(session, select(Package), Package.environment_id, sorted(wanted - {None})):
             packages.setdefault(row.environment_id, {})[row.name] = row.version
         machines = {machine.id: machine_of(machine) for machine in session.scalars(select(Machine))}
         return {
             cell.id: Making(
                 cell.id,
+                result.overlay_tree if result else None,
                 parts_of(cell, result) | {"machine": machines.get(result.machine_id) if result else None},
                 {role: packages.get(getattr(result, f"{role}_environment_id"), {}) if result else {} for role in ROLES},
                 changes.get(cell.id, {}),
@@ -96,7 +111,8 @@ def in_chunks(session: Session, query: Any, column: Any, values: Sequence[int]) 
 
 def parts_of(cell: Cell, result: Result | None) -> dict[str, Any]:
     factors = {name: getattr(cell, name) for name in FACTORS if name != "patch"}
-    return factors | {"options": cell.options or ""} | {
+    made = {"options": cell.options or "", "stand-in": (result and result.stand_in) or ""}
+    return factors | made | {
         word: getattr(cell, name, None) if name == "source_tree" else getattr(result, name, None)
         for name, word in MADE_OF.items()
     }  # fmt: skip
@@ -118,6 +134,8 @@ def differences(one: Making, two: Making, ignore: Iterable[str] = ()) -> list[Di
     # The factor and what it stands for are one difference to a reader.
     named = {difference.what for difference in found}
     found = [d for d in found if not (d.what == "builder sources" and "builder" in named)]
+    if named & OF_THE_FLOOR or one.environments["reference"] != two.environments["reference"]:
+        found = [d for d in found if d.what != "noise floor"]
     for role in ROLES:
         mine, theirs = one.environments[role], two.environments[role]
         if mine and theirs and mine != theirs:

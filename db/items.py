@@ -156,8 +156,16 @@ def read_file(file: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         content = yaml.load(Path(file).read_text(encoding="utf-8"), StrictLoader) or {}
     except (OSError, UnicodeError) as error:
         raise ItemsProblem(f"{file}: it cannot be read: {error}") from error
-    except (yaml.YAMLError, ValueError) as error:  # a ValueError is YAML's for a date that is none
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a ValueError is YAML's for a date that is none
         raise ItemsProblem(f"{file}: no YAML that can be read: {error}") from error
+    try:
+        return checked_file(content, file)
+    except (ValueError, OverflowError) as error:  # numbers that no float or text can hold
+        raise ItemsProblem(f"{file}: a number is too large: {error}") from error
+
+
+def checked_file(content: Any, file: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The items and claims of a file's content. Errors: `ItemsProblem`."""
     keys(content, (), ("items", "claims"), f"{file}")
     parts = []
     for section, check, name in (("items", checked_item, "key"), ("claims", checked_claim, "name")):
@@ -175,7 +183,9 @@ def read_file(file: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 def checked_item(given: Any, where: str) -> dict[str, Any]:
     keys(given, ITEM_KEYS, ITEM_MORE, where)
     link = given.get("link")
-    if link is not None and not (isinstance(link, str) and re.fullmatch(r"https?://[^\s<>]+", link)):
+    if link is not None and not (
+        isinstance(link, str) and re.fullmatch(r"https?://[^\s<>]+", link) and link.isprintable()
+    ):
         raise ItemsProblem(f"{where}: link {link!r} is no address; allowed: https://…")
     told = {key: text(given[key], f"{where}: {key}") for key in ("key", "what", "state")}
     return {**told, "date": day_of(given["date"], f"{where}: date"), "link": link}
@@ -204,7 +214,7 @@ def checked_filters(given: Any, where: str) -> dict[str, list[str]]:
                 raise ItemsProblem(f"{where}: {factor}: {value!r} is no value; allowed: text, a whole number, a list")
         if not several:
             raise ItemsProblem(f"{where}: {factor}: the list is empty; allowed: one value or more")
-        found[factor] = list(dict.fromkeys(str(value) for value in several))
+        found[factor] = list(dict.fromkeys(text(value, f"{where}: {factor}") for value in several))
     if math.prod(map(len, found.values())) > MOST_COMBINATIONS:
         raise ItemsProblem(f"{where}: more than {MOST_COMBINATIONS} combinations of values; make several claims of it")
     return found

@@ -46,7 +46,7 @@ def show_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Non
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     shown = [c for c in used if c not in shared] or used
     for column in shown:
-        table.add_column(column, no_wrap=True)
+        table.add_column(Text(column), no_wrap=True)
     for row in rows:
         table.add_row(*(Text(short(row.get(column))) for column in shown))
     needed = Console(width=100_000).measure(table).maximum
@@ -97,7 +97,7 @@ def show_pairs(pairs: Mapping[str, Any]) -> None:
         if value is None or value == "":
             continue
         text = str(value) if isinstance(value, str) else short(value)
-        lines = [printable(line) for line in text.strip().splitlines()]
+        lines = [printable(line) for line in text.strip().splitlines()] or [""]
         if len(lines) > 1:
             print(f"{name}:", *(f"    {line}" for line in lines), sep="\n")
         else:

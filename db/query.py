@@ -47,6 +47,8 @@ FAILURE_COLUMNS = (
     "count", "status", "error", "builders", "models", "patches", "newest_cell", "error_frames",
 )  # fmt: skip
 PENDING = "pending"
+# Ends of a cell that are no finding about its export: an older one that is counts.
+NO_FINDINGS = ("skipped", "preempted", "killed", "config_failed")
 KINDS = {"nan": math.nan, "+inf": math.inf, "-inf": -math.inf}
 
 
@@ -270,7 +272,7 @@ def history_rows(
     measured = select(func.max(Result.measurement_version)).where(Result.status == "ok").scalar_subquery()
     newest = (
         filtered(select(func.max(Cell.id)).join(Result), filters or {}, status, sweep)
-        .where(Result.status != "skipped", (Result.status != "ok") | (Result.measurement_version == measured))
+        .where(Result.status.not_in(NO_FINDINGS), (Result.status != "ok") | (Result.measurement_version == measured))
         .group_by(Cell.hash)
     )
     lines: dict[tuple, list[dict[str, Any]]] = {}

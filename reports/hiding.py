@@ -18,6 +18,10 @@ SOURCES = re.compile(r"[^\s\"'`]*/(?:site-packages|overlays/[0-9a-f]+)/([\w./-]+
 ROOTS = re.compile(rf"(?<![\w.~-])/(?:home|Users|root|tmp|var|mnt|data|work|workspace|scratch|srv)\b{PATH_END}*")
 # Names of an ONNX graph's nodes look like paths and are none.
 ABSOLUTE = re.compile(rf"(?:file://|(?<![\w/.)}}<>~$-]))/(?!/|model/|lm_head/)[^\s/\"'`,;:|<>()\[\]{{}}]+/{PATH_END}*")
+# Places in quotes may have blanks in them; Windows and network places, and homes by a tilde, are places too.
+QUOTED = re.compile(r"(?<=[\"'])/(?:home|Users|root|tmp|var|mnt|data|work|workspace|scratch|srv)/[^\"'\n]*(?=[\"'])")
+ELSEWHERE = re.compile(r"\b[A-Za-z]:\\[^\"'\n]*|\\\\[\w.-]+\\[^\s\"']*|(?<![\w.~])~[\w-]*/[^\s\"'`,;]*")
+PEOPLE = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+(?::[^\s\"']*)?|\b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?\b")
 COMMON_NAMES = {"", "root", "user", "localhost", "runner", "ubuntu", "admin"}  # say nothing of anybody
 VERBATIM = ("text", "reference_text", "candidate_text", "prompt", "name")  # a path in a prompt is what was measured
 
@@ -45,8 +49,9 @@ def hider(facts: Sequence[Mapping[str, Any]]) -> Callable[..., str]:
             text = re.sub(re.escape(path) + r"(?!\w)", lambda _, path=path: places[path], text)
         for path in ours:
             text = re.sub(re.escape(path) + rf"(?!\w){PATH_END}*", "PATH", text)
-        text = ROOTS.sub("PATH", text)
-        text = text if verbatim else ABSOLUTE.sub("PATH", text)
+        text = ROOTS.sub("PATH", QUOTED.sub("PATH", text))
+        if not verbatim:
+            text = PEOPLE.sub("NAME", ELSEWHERE.sub("PATH", ABSOLUTE.sub("PATH", text)))
         return name.sub("NAME", text) if names else text
 
     return hide

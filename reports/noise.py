@@ -7,7 +7,7 @@ from typing import Any
 
 from db import detail, query
 from db.engine import open_database
-from db.output import markdown_table
+from db.output import markdown_table, markdown_text
 from reports.table import number, span
 
 # What a floor depends on, and what the reader must know of it when it varies.
@@ -130,7 +130,7 @@ def left_out(rows: list[dict[str, Any]]) -> list[str]:
             if value["left_out"]:
                 said.setdefault((row["model"], value["variant"]), []).append(value["left_out"])
     return [
-        f"{model}: {TITLES.get(variant, variant)} is left out: {reasons[0]}{others(len(reasons) - 1)}."
+        f"{model}: {TITLES.get(variant, variant)} is left out: {markdown_text(reasons[0])}{others(len(reasons) - 1)}."
         for (model, variant), reasons in said.items()
     ]
 

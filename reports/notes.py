@@ -43,7 +43,9 @@ def noise(rows: list[dict[str, Any]]) -> list[str]:
         " verdict on the numbers, whatever the text."
     ]
     left_out = {(row["model"], why.split(":")[0]): why for row in reversed(measured) for why in row["noise_left_out"]}
-    return lines + [f"Left out of {model}'s noise floor: {why}." for (model, _), why in sorted(left_out.items())]
+    return lines + [
+        f"Left out of {model}'s noise floor: {markdown_text(why)}." for (model, _), why in sorted(left_out.items())
+    ]
 
 
 def overridden(rows: list[dict[str, Any]]) -> list[str]:

@@ -16,6 +16,8 @@ from reports.verdicts import CONFOUNDED, NOT_ENOUGH, Verdict
 
 # What is measured: cells that differ in these are about something else.
 OBJECT = ("model", "dtype", "layers", "prompts", "backend", "precision", "max_new_tokens", "threads")
+# The ends of a cell that say something of its export. Others (no network, a time-out, a bad patch) say nothing.
+TELLING = ("ok", "export_failed", "load_failed", "run_failed")
 # Numbers of two exports are the same finding while they are within this factor.
 SAME = 1.1
 SHOWN_DIFFERENCES = 4
@@ -35,6 +37,11 @@ class Design:
     def baseline(self) -> dict[str, Any] | None:
         return self.rows.get(frozenset())
 
+    @property
+    def any_row(self) -> dict[str, Any]:
+        """A row that stands for what all have in common."""
+        return self.baseline or next(iter(self.rows.values()))
+
 
 def collect(
     db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | None = None, experiment: str | None = None
@@ -51,126 +58,140 @@ def collect(
     asked = commands.asked_of(engine, sorted({row["sweep"] for row in rows}))
     if experiment:
         rows = [row for row in rows if commands.of_experiment(asked[row["sweep"]], experiment)]
-    rows = [row for row in rows if row["status"] not in (query.PENDING, "skipped", "preempted", "killed")]
+    rows = [row for row in rows if row["status"] in TELLING]
     made = makings(engine, [row["cell"] for row in rows])
+    # What never came to a patched copy of some sources is not known to be what was asked for.
+    rows = [row for row in rows if made[row["cell"]].tree]
     prompts = detail.prompts_of(engine, sorted({row["result"] for row in rows if row["result"]}))
+    designs = designs_of(rows, made)
+    configs = detail.configs_of(engine, [design.any_row["cell"] for design in designs])
     engine.dispose()
     for row in rows:
         row |= from_prompts(prompts.get(row["result"], []), row)
-    return {"designs": [plain(design, asked) for design in designs_of(rows, made)]}
+    return {"designs": [plain(design, asked, configs) for design in designs]}
 
 
 def designs_of(rows: list[dict[str, Any]], made: Mapping[int, Making]) -> list[Design]:
     """Every design that the cells make, those with the most cells first."""
     objects: dict[tuple, list[dict[str, Any]]] = {}
     for row in rows:
-        if row["patch_outcome"] != "failed":
-            objects.setdefault(tuple(row[name] for name in OBJECT), []).append(row)
+        objects.setdefault(tuple(row[name] for name in OBJECT), []).append(row)
     found = [design for mine in objects.values() for design in designs_of_object(mine, made)]
     return sorted(found, key=lambda design: -len(design.rows))
 
 
 def designs_of_object(rows: list[dict[str, Any]], made: Mapping[int, Making]) -> list[Design]:
-    """The designs about one thing: one for each context (all but the patch) that has a baseline and a change, and the
-    changes that have a baseline in another context only, which prove nothing."""
-    contexts: list[list[dict[str, Any]]] = []
-    for row in rows:
-        same = (c for c in contexts if not differences(made[c[0]["cell"]], made[row["cell"]]))
-        context = next(same, None)
-        if context is None:
-            contexts.append([row])
-        else:
-            context.append(row)
+    """The designs about one thing: one for each context (all but the patch) that has a baseline and a change, and one
+    for each change that has a baseline in another context only, which proves nothing."""
     designs = []
     orphans: list[dict[str, Any]] = []
+    contexts = contexts_of(rows, made)
     for context in contexts:
         points: dict[frozenset, dict[str, Any]] = {}
-        for row in context:  # a later cell of the same changes counts
+        for row in sorted(context, key=lambda row: row["cell"]):  # a later cell of the same changes counts
             points[made[row["cell"]].effective()] = row
         if frozenset() in points and len(points) > 1:
             designs.append(design_of(points))
         elif frozenset() not in points:
             orphans += points.values()
     proven = {row["patch"] for design in designs for row in design.rows.values()}
-    strays = [row for row in orphans if row["patch"] not in proven]
-    if strays:
-        baselines = [row for context in contexts for row in context if not made[row["cell"]].effective()]
-        designs += [confounded_design(strays, baselines, made)]
+    baselines = [row for context in contexts for row in context if not made[row["cell"]].effective()]
+    designs += [confounded_design(row, baselines, made) for row in orphans if row["patch"] not in proven]
     for design in designs:
         design.confirmed = confirmations(design, rows, made)
     return designs
 
 
+def contexts_of(rows: list[dict[str, Any]], made: Mapping[int, Making]) -> list[list[dict[str, Any]]]:
+    """Rows that are the same in all but their patch, to the last hash.
+
+    A failed cell does not know all (what the reference loaded, say); it stands
+    in each context that it differs from in nothing that it knows.
+    """
+    contexts: dict[Any, list[dict[str, Any]]] = {}
+    for row in (row for row in rows if row["status"] == "ok"):
+        contexts.setdefault(made[row["cell"]].context(), []).append(row)
+    whole = list(contexts.values())
+    for row in (row for row in rows if row["status"] != "ok"):
+        same = [c for c in whole if not differences(made[c[0]["cell"]], made[row["cell"]])]
+        for context in same or [contexts.setdefault(made[row["cell"]].context(), [])]:
+            context.append(row)
+    return list(contexts.values())
+
+
 def design_of(points: Mapping[frozenset, dict[str, Any]]) -> Design:
     """Changes that always come together are one unit, named by the patch that asks for them."""
-    changes = sorted({change for effective in points for change in effective})
+    changes = sorted({change for effective in points for change in effective}, key=str)
     members: dict[tuple[bool, ...], list] = {}
     for change in changes:
         members.setdefault(tuple(change in effective for effective in points), []).append(change)
-    names = {}
+    names: dict[Any, str] = {}
     for group in members.values():
         alone = points.get(frozenset(group))
         name = alone["patch"] if alone is not None else "+".join(sorted(change for change, _ in group))
+        if name in names.values():  # the same name for another edit
+            name = f"{name} ({(group[0][1] or '')[:6]})"
         names |= dict.fromkeys(group, name)
     rows = {frozenset(names[change] for change in effective): row for effective, row in points.items()}
     order = [name for row in sorted(rows, key=len) for name in sorted(row)]
     return Design(rows, list(dict.fromkeys(order)))
 
 
-def confounded_design(strays: list[dict], baselines: list[dict], made: Mapping[int, Making]) -> Design:
-    """Cells with a change whose only baselines differ in something else too."""
-    verdicts_found = []
-    for row in strays:
-        pairs = [(differences(made[base["cell"]], made[row["cell"]]), base) for base in baselines]
-        name = row["patch"]
-        if not pairs:
-            verdicts_found.append(Verdict(name, NOT_ENOUGH, "the baseline is missing", missing=(frozenset(),)))
-            continue
-        others, base = min(pairs, key=lambda pair: len(pair[0]))
-        told = ", ".join(difference.told() for difference in others[:SHOWN_DIFFERENCES])
-        more = f" and {len(others) - SHOWN_DIFFERENCES} more" if len(others) > SHOWN_DIFFERENCES else ""
-        why = f"cell {base['cell']} and cell {row['cell']} differ in more than the patch: {told}{more}"
-        verdicts_found.append(Verdict(name, CONFOUNDED, why))
-    rows = {frozenset({row["patch"]}): row for row in strays}
-    if baselines:
-        rows[frozenset()] = baselines[-1]
-    return Design(rows, [], verdicts_found)
+def confounded_design(row: dict, baselines: list[dict], made: Mapping[int, Making]) -> Design:
+    """A cell with a change whose only baselines differ in something else too."""
+    name = row["patch"]
+    if not baselines:
+        verdict = Verdict(name, NOT_ENOUGH, "the baseline is missing", missing=(frozenset(),))
+        return Design({frozenset({name}): row}, [], [verdict])
+    pairs = [(differences(made[base["cell"]], made[row["cell"]]), base) for base in baselines]
+    others, base = min(pairs, key=lambda pair: (len(pair[0]), -pair[1]["cell"]))
+    told = ", ".join(difference.told() for difference in others[:SHOWN_DIFFERENCES])
+    more = f" and {len(others) - SHOWN_DIFFERENCES} more" if len(others) > SHOWN_DIFFERENCES else ""
+    why = f"cell {base['cell']} and cell {row['cell']} differ in more than the patch: {told}{more}"
+    return Design({frozenset(): base, frozenset({name}): row}, [], [Verdict(name, CONFOUNDED, why)])
 
 
 def confirmations(design: Design, rows: list[dict[str, Any]], made: Mapping[int, Making]) -> list[str]:
-    """Other builders that give the same numbers as a design's best cell: nothing else in its own contributed."""
+    """Other builders that give the same numbers as a mended cell of a design, its changes made or there already."""
     if design.baseline is None or design.confounded:
         return []
-    points = [verdicts.point_of(row) for row in design.rows.values()]
-    best = min((p for p in points if p.right and p.multiple is not None), key=lambda p: p.multiple, default=None)
-    fixed = [row for row in design.rows.values() if row["status"] == "ok" and row["cell"] != design.baseline["cell"]]
     found = []
-    for row in fixed:
+    for units, row in design.rows.items():
+        point = verdicts.point_of(row)
+        if not units or not point.right or point.multiple is None:
+            continue
+        wanted = {name for name, _ in made[row["cell"]].effective()}
         for other in rows:
-            if other["builder"] != row["builder"] and other["status"] == "ok" and same_numbers(row, other):
-                with_it = any(status in ("applied", "present") for status, _ in made[other["cell"]].changes.values())
-                if with_it and best:
-                    found.append(
-                        f"{other['builder']} with {other['patch']} gives the numbers of {row['builder']} with"
-                        f" {row['patch']} (cells {other['cell']} and {row['cell']}): nothing else in {row['builder']}"
-                        " contributed."
-                    )
+            theirs = made[other["cell"]]
+            only_builder = all(d.what.startswith("builder") for d in differences(made[row["cell"]], theirs))
+            has = {name for name, (status, _) in theirs.changes.items() if status in ("applied", "present")}
+            if other["builder"] == row["builder"] or not only_builder or not wanted <= has:
+                continue
+            if same_numbers(row, other):
+                what = f"nothing else in {row['builder']} contributed" if point.within else "what is left is in both"
+                found.append(
+                    f"{other['builder']} with {other['patch']} gives the numbers of {row['builder']} with"
+                    f" {row['patch']} (cells {other['cell']} and {row['cell']}): {what}."
+                )
     return list(dict.fromkeys(found))
 
 
 def same_numbers(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
     """Whether two cells measured the same, rounding apart."""
     names = ("first_diff_least", "first_diff_largest", "diff_largest")
-    pairs = [sorted((one[name] or 0.0, two[name] or 0.0)) for name in names]
+    if two["status"] != "ok" or any(row[name] is None for row in (one, two) for name in names):
+        return False
+    pairs = [sorted((one[name], two[name])) for name in names]
     return one["identical_count"] == two["identical_count"] and all(high <= SAME * low for low, high in pairs)
 
 
-def plain(design: Design, asked: Mapping[int, commands.Asked]) -> dict[str, Any]:
+def plain(design: Design, asked: Mapping[int, commands.Asked], configs: Mapping[int, dict]) -> dict[str, Any]:
     """A design as data, its verdicts decided."""
     points = {units: verdicts.point_of(row) for units, row in design.rows.items()}
     found = design.confounded or verdicts.judge(points, design.units)
     missing = [units for verdict in found for units in verdict.missing]
-    any_row = design.baseline or next(iter(design.rows.values()))
+    any_row = design.any_row
+    command = commands.missing(any_row, configs[any_row["cell"]], asked[any_row["sweep"]], missing) if missing else ""
     ordered = sorted(design.rows.items(), key=lambda item: (len(item[0]), item[1]["cell"]))
     return {
         "object": {name: any_row[name] for name in (*OBJECT, "builder", "runtime", "reference", "options")},
@@ -188,7 +209,7 @@ def plain(design: Design, asked: Mapping[int, commands.Asked]) -> dict[str, Any]
         ],
         "together": "" if design.confounded else verdicts.together(points, design.units, found),
         "confirmed": design.confirmed,
-        "command": commands.missing(any_row, asked[any_row["sweep"]], missing) if missing else "",
+        "command": command,
     }
 
 

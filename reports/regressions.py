@@ -21,6 +21,8 @@ NAMES = (
     *(f for f in FACTORS if f not in ("model", "dtype", "backend", "builder")),
     "options",
 )
+# What a builder can be blamed for; no network, a time-out or a bad patch are not.
+FINDINGS = ("ok", "export_failed", "load_failed", "run_failed")
 ALWAYS = ("model", "dtype", "backend")
 
 
@@ -33,7 +35,7 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], since: date | 
     """
     engine = open_database(db, create=False)
     query.check_filters(engine, filters, [])
-    rows = query.history_rows(engine, filters)
+    rows = [row for row in query.history_rows(engine, filters) if row["status"] in FINDINGS]
     engine.dispose()
     lines: dict[tuple, list[dict[str, Any]]] = {}
     for row in rows:
@@ -56,10 +58,11 @@ def worse(before: Mapping[str, Any], newest: Mapping[str, Any]) -> str:
         return ""
     if newest["status"] != "ok":
         return newest["status"]
-    if rank(newest) > rank(before):
+    same = before["thresholds"] == newest["thresholds"] and None not in (before["verdict"], newest["verdict"])
+    if same and rank(newest) > rank(before):
         return f"verdict {words(before['verdict'])} → {words(newest['verdict'])}"
     one, two = before["multiple_largest"], newest["multiple_largest"]
-    if one is not None and two is not None and two > GROWN * one and rank(newest) > 0:
+    if one is not None and two is not None and two > GROWN * one and newest["verdict"] != "within_noise":
         return f"{multiple(two / one)} times further from the reference"
     if newest["identical_count"] < before["identical_count"]:
         return f"{before['identical_count'] - newest['identical_count']} texts fewer are the reference's"

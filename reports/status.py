@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from db import items
 from db.engine import open_database
 from db.output import markdown_code, markdown_table, markdown_text
+from reports.commands import patch_words, quoted
 from reports.table import cells, words
 
 ERROR_LENGTH = 80
@@ -121,27 +121,3 @@ def commands(filters: Mapping[str, Sequence[str]]) -> list[str]:
     several = [[f"patch={','.join(plain)}"]] if plain else [[]] * (not parts)
     several += [[f"patch={words[0]}", *words[1:]] for words in parts if len(words) > 1]
     return [shlex.join(["python", "-m", "runner", "-m", *fixed, *words]) for words in several]
-
-
-def patch_words(label: str) -> list[str]:
-    """The value of `patch` that makes a label, and the settings it needs beside it."""
-    chosen, settings = [], []
-    for name in label.removesuffix(" reversed").split("+"):
-        if number := re.fullmatch(r"pr-(\d+)", name):
-            chosen.append("pr")
-            settings.append(f"patch.number={number[1]}")
-        elif ".." in name:
-            old, _, new = name.partition("..")
-            chosen.append("diff")
-            settings += [f"patch.from={quoted(old)}", f"patch.to={quoted(new)}"]
-        else:
-            chosen.append(quoted(name))
-    settings += ["patch.reverse=true"] if label.endswith(" reversed") else []
-    return [chosen[0] if len(chosen) == 1 else f"[{','.join(chosen)}]", *settings]
-
-
-def quoted(value: str) -> str:
-    """A value as Hydra's overrides take it."""
-    if re.fullmatch(r"[\w.+/:@%-]+", value):
-        return value
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -8,7 +8,7 @@ from typing import Any
 from db import detail, query
 from db.engine import open_database
 from db.models import FACTORS
-from db.output import markdown_table
+from db.output import markdown_table, markdown_text
 from reports import notes
 from reports.table import identical, largest, multiple, number, span, words
 
@@ -120,7 +120,7 @@ def below(rows: list[dict[str, Any]]) -> list[str]:
     lines += notes.noise(rows) + notes.overridden(rows) + notes.findings(rows)
     lines += [notes.patch(row) for row in rows if row["patch_outcome"] in notes.PATCH_WORDS]
     lines += [
-        f"Builder {r['builder']} is {r['source']}."
+        f"Builder {markdown_text(r['builder'])} is {markdown_text(r['source'])}."
         for r in rows
         if r["source"] and not r["source"].startswith("release")
     ]

@@ -14,24 +14,31 @@ Units = frozenset[str]
 # the same fault under another fault moves by some per cent.
 MATTERS = 2.0
 PROVEN, CONTRIBUTES, MASKED, NO_EFFECT = "proven", "contributes", "masked", "no effect"
-CONFOUNDED, NOT_ENOUGH = "confounded", "not enough cells"
+WORSE, CONFOUNDED, NOT_ENOUGH = "makes it worse", "confounded", "not enough cells"
 
 
 @dataclass(frozen=True)
 class Point:
     """A cell of a design: what it measured, as a proof needs it.
 
-    multiple: the largest difference in multiples of the noise, None without a
-    floor or where the cell failed; right: the text is the reference's in every
-    prompt; within: all is within the noise.
+    ok: the export was made and ran. right: every text is the reference's, or
+    says nothing since the reference makes no sense itself. within: all is
+    within the noise, near ties included. multiple: the largest difference in
+    multiples of the noise, None without a floor, or where `finite` is not, or
+    where the cell failed.
     """
 
-    cell: int
     ok: bool
     right: bool
     within: bool
     multiple: float | None
     limit: float
+    finite: bool = True
+
+    @property
+    def measured(self) -> bool:
+        """Whether it says anything: a failure does, a cell without a noise floor does not."""
+        return not self.ok or not self.finite or self.multiple is not None
 
     @property
     def log_error(self) -> float | None:
@@ -44,11 +51,12 @@ class Point:
 def point_of(row: Mapping[str, Any]) -> Point:
     """The point that a cell's row (`db.query.cell_rows`) is."""
     ok = row["status"] == "ok"
-    right = ok and row["identical_count"] == row["prompts_count"]
     within = ok and row["verdict"] in ("within_noise", "near_tie")
-    limit = (row["thresholds"] or {}).get("within", 10.0)
-    multiple = row["multiple_largest"] if ok and not row["non_finite_count"] else None
-    return Point(row["cell"], ok, right, within, multiple, limit)
+    senseless = ok and row["sensible_count"] is not None and row["sensible_count"] < row["prompts_count"]
+    right = ok and (senseless or within or row["identical_count"] == row["prompts_count"])
+    finite = not row["non_finite_count"]
+    multiple = row["multiple_largest"] if ok and finite else None
+    return Point(ok, right, within, multiple, (row["thresholds"] or {}).get("within", 10.0), finite)
 
 
 @dataclass(frozen=True)
@@ -82,55 +90,70 @@ def judge_one(points: Mapping[Units, Point], changes: Sequence[str], change: str
 
     if base is None:
         return Verdict(change, NOT_ENOUGH, "the baseline is missing", missing=missing(none, alone))
-    if mine is None and (without is None or full is None):
-        return Verdict(change, NOT_ENOUGH, "it was not run alone", missing=missing(alone, rest, every))
-    if mine is not None and mine.ok and base.within and base.right:
-        worse = (not mine.within and f"; alone it leads out of the noise, to {told(mine)}") or ""
-        return Verdict(change, NO_EFFECT, f"the baseline is within the noise already ({told(base)}){worse}")
-    if mine is not None and mine.within and not base.within:
-        more = "" if base.right or not base.ok else " and the wrong text right"
+    if not all(point.measured for point in (base, mine, without, full) if point is not None):
+        return Verdict(
+            change, NOT_ENOUGH, "a cell has no noise floor: run it with noise.variants as they are by default"
+        )
+    if mine is not None and worsens(base, mine):
+        return Verdict(change, WORSE, f"alone it takes {told(base)} to {told(mine)}")
+    if mine is not None and base.within:
+        return Verdict(change, NO_EFFECT, f"the baseline is within the noise already ({told(base)})")
+    if mine is not None and mine.within:
+        more = " and makes the wrong text right" if base.ok and not base.right else ""
         return Verdict(change, PROVEN, f"alone it takes {told(base)} to {told(mine)}, within the noise{more}", share)
     if mine is not None and mine.right and not base.right:
-        what = "the wrong text" if base.ok else "the failure"
-        residue = f"; a residue of {told(mine)} is left" if mine.multiple is not None else ""
-        return Verdict(
-            change, PROVEN, f"for {what}: alone it makes it right, {told(base)} to {told(mine)}{residue}", share
-        )
+        what = "the failure" if not base.ok else "the wrong text" if base.finite else "what was not finite"
+        residue = f"; a residue of {told(mine)} is left"
+        return Verdict(change, PROVEN, f"for {what}: alone it mends it, {told(base)} to {told(mine)}{residue}", share)
     if mine is not None and helps(base, mine):
         return Verdict(change, CONTRIBUTES, f"alone it takes {told(base)} to {told(mine)}", share)
     if len(changes) == 1 and mine is not None:
         return Verdict(change, NO_EFFECT, f"{told(base)} without it and {told(mine)} with it")
     if without is None or full is None:
-        why = f"alone it changes nothing ({told(mine)}), which may be since another fault hides it" if mine else ""
-        return Verdict(change, NOT_ENOUGH, why, missing=missing(rest, every))
+        why = "it was not run alone"
+        if mine is not None:
+            why = f"alone it changes nothing ({told(mine)}), which may be since another fault hides it"
+        return Verdict(change, NOT_ENOUGH, why, missing=missing(alone, rest, every))
     if helps(without, full):
         taken = f"in the set it takes {told(without)} to {told(full)}"
         if mine is None:
             return Verdict(change, CONTRIBUTES, f"{taken}; alone it was not run", share, missing(alone))
         return Verdict(change, MASKED, f"alone it changes nothing ({told(base)} to {told(mine)}); {taken}", share)
+    in_the_set = f"in the set {told(without)} to {told(full)}"
     if mine is None:
-        why = f"in the set it changes nothing ({told(full)}); alone it was not run"
-        return Verdict(change, NOT_ENOUGH, why, missing=missing(alone))
-    return Verdict(change, NO_EFFECT, f"alone {told(base)} to {told(mine)}, in the set {told(without)} to {told(full)}")
+        return Verdict(change, NOT_ENOUGH, f"{in_the_set}; alone it was not run", missing=missing(alone))
+    return Verdict(change, NO_EFFECT, f"alone {told(base)} to {told(mine)}, {in_the_set}")
 
 
 def helps(before: Point, after: Point) -> bool:
     """Whether the step from one cell to the other makes it better by more than `MATTERS`, or right."""
-    if not after.ok:
+    if not after.ok or before.within:
         return False
-    if not before.ok or (after.right and not before.right) or (after.within and not before.within):
+    if not before.ok or (after.right and not before.right) or after.within or (after.finite and not before.finite):
         return True
-    if before.multiple is None or after.multiple is None:
-        return before.multiple is None and after.multiple is not None
-    return before.multiple > MATTERS * after.multiple and not before.within
+    return before.multiple is not None and after.multiple is not None and before.multiple > MATTERS * after.multiple
+
+
+def worsens(before: Point, after: Point) -> bool:
+    """Whether a change breaks what there was."""
+    if not before.ok:
+        return False
+    if not after.ok or (before.within and not after.within) or (before.finite and not after.finite):
+        return True
+    if before.right and not after.right:
+        return True
+    both = before.multiple is not None and after.multiple is not None
+    return both and not after.within and after.multiple > MATTERS * before.multiple and not (after.right > before.right)
 
 
 def shares_of(points: Mapping[Units, Point], changes: Sequence[str]) -> dict[str, float]:
     """Each change's share of the baseline's log error.
 
     The mean of what it removes alone and what it removes last: for two changes
-    their Shapley values. Shares add up to one where all together are within the
-    noise. Empty where a cell is missing, failed, or without a number.
+    their Shapley values, which add up to one where all together are within the
+    noise. Of more changes, where several are needed at once, the sum can come
+    out above one and is scaled back. Empty where a cell is missing, failed, or
+    without a number.
     """
     every = frozenset(changes)
     base = points[frozenset()].log_error if frozenset() in points else None
@@ -143,24 +166,26 @@ def shares_of(points: Mapping[Units, Point], changes: Sequence[str]) -> dict[str
             logs = [points[units].log_error if units in points else None for units in (before, after)]
             if None in logs:
                 return {}
-            drops.append(max(0.0, logs[0] - logs[1]))
+            drops.append(min(base, max(0.0, logs[0] - logs[1])))
         shares[change] = sum(drops) / len(drops) / base
-    return shares
+    total = max(1.0, sum(shares.values()))
+    return {change: share / total for change, share in shares.items()}
 
 
 def together(points: Mapping[Units, Point], changes: Sequence[str], verdicts: Sequence[Verdict]) -> str:
-    """What all the changes together come to, and which of them are needed."""
-    full = points.get(frozenset(changes))
+    """What all the changes together come to, and which of them are needed: those without which it is worse."""
+    every = frozenset(changes)
+    full = points.get(every)
     if full is None or len(changes) < 2:
         return ""
     if not full.ok:
         return "All together fail."
-    needed = [v for v in verdicts if v.word in (PROVEN, CONTRIBUTES, MASKED)]
     whole = (
         f"All together are within the noise ({told(full)}): complete, as far as these prompts show."
         if full.within
         else f"All together leave {told(full)}: something else is wrong too."
     )
+    needed = [v for v in verdicts if every - {v.change} in points and helps(points[every - {v.change}], full)]
     if len(needed) < 2:
         return whole
     names = " and ".join(v.change for v in needed)
@@ -175,6 +200,8 @@ def told(point: Point | None) -> str:
         return "no cell"
     if not point.ok:
         return "a failure"
+    if not point.finite:
+        return "numbers that are not finite"
     if point.multiple is None:
-        return "numbers that are not finite" if point.limit and not point.within else "no noise floor"
+        return "no noise floor"
     return f"{multiple(point.multiple)} × noise{'' if point.right else ' and wrong text'}"

@@ -20,7 +20,7 @@ from runner.failures import Failure
 from runner.store import Store
 
 # Raise a stage's number when its output changes for the same inputs.
-VERSIONS = {"checkpoint": 2, "prompts": 2, "reference": 2, "noise": 1, "export": 2, "candidate": 2, "compare": 2}
+VERSIONS = {"checkpoint": 3, "prompts": 3, "reference": 3, "noise": 2, "export": 2, "candidate": 3, "compare": 3}
 # How results of the comparison are told apart: the number that rows carry.
 MEASUREMENT_VERSION = 2
 ROLES = ("builder", "runtime", "reference")

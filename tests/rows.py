@@ -78,6 +78,7 @@ def store(engine, factors: dict, made: Provenance, result=None, **packages: str)
     """One cell; its builder's packages by name. Returns its id."""
     _, (ident,) = record.begin_sweep(engine, ["-m"], "1", [cell(**factors)])
     new = result or ok(prompt("p", 1, 1), hash=str(ident))
+    new = replace(new, values={"overlay_tree": "t", **new.values})
     if packages:
         new = replace(new, environments={**new.environments, "builder": environment(**packages)})
     record.record_result(engine, ident, new, made)

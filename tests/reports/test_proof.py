@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from rows import changed, ok, prompt, store
 
@@ -17,7 +19,8 @@ def measured(multiple: float, right: bool = True):
     """A result whose largest difference is `multiple` times its noise floor."""
     verdict = "within_noise" if multiple <= 10 else "broken"
     numbers = prompt("p", multiple * FLOOR, multiple * FLOOR, identical=right) | {"verdict": verdict}
-    return ok(numbers, hash=f"{multiple}{right}", thresholds={"within": 10.0, "broken": 1000.0})
+    values = {"thresholds": {"within": 10.0, "broken": 1000.0}, "checkpoint_hash": "c", "noise_key": "n"}
+    return ok(numbers, hash=f"{multiple}{right}", **values)
 
 
 @pytest.fixture
@@ -26,10 +29,11 @@ def lab(tmp_path):
     path = str(tmp_path / "x.db")
     engine = database.open_database(path)
 
-    def add(changes: str, multiple: float, right: bool = True, packages=None, made=None, **factors: str) -> int:
+    def add(changes, multiple, right=True, packages=None, made=None, result=None, **factors: str) -> int:
         patch = "+".join(changes) or "none"
         found = made or changed(*changes)
-        return store(engine, SHAPE | {"patch": patch} | factors, found, measured(multiple, right), **(packages or {}))
+        new = result or measured(multiple, right)
+        return store(engine, SHAPE | {"patch": patch} | factors, found, new, **(packages or {}))
 
     return add, lambda **filters: proof.collect(path, {"model": ["m"], **filters})["designs"]
 
@@ -128,6 +132,46 @@ def test_designs_about_other_things_are_apart(lab):
         add("", 500, dtype=dtype)
         add("a", 2 if dtype == "bf16" else 499, dtype=dtype)
     assert [words(design)["a"] for design in designs()] == ["proven", "no effect"]
+
+
+@pytest.mark.parametrize("status", ["patch_failed", "config_failed", "timeout", "env_failed", "reference_failed"])
+def test_an_end_that_says_nothing_of_the_export_is_no_baseline(lab, status):
+    add, designs = lab
+    add("", 500)
+    add("a", 490)
+    add("", 1, result=ok(hash="f", status=status, error="e"), made=changed(patch_outcome="none"))
+    assert words(designs()[0]) == {"a": "no effect"}
+
+
+def test_a_failed_cell_does_not_join_what_differs(lab):
+    add, designs = lab
+    add("b", 1, result=ok(hash="f", status="export_failed", error="e"))
+    add("", 500, packages={"transformers": "4"})
+    add("a", 2, packages={"transformers": "5"})
+    assert {word for design in designs() for word in words(design).values()} <= {"confounded", "makes it worse"}
+
+
+@pytest.mark.parametrize("value", [{"noise_key": "other"}, {"stand_in": "fake"}, {"thresholds": {"within": 1e6}}])
+def test_what_the_numbers_stand_on_is_compared_too(lab, value):
+    add, designs = lab
+    add("", 500)
+    found = measured(2)
+    add("a", 2, result=replace(found, values={**found.values, **value}))
+    assert words(designs()[0]) == {"a": "confounded"}
+
+
+def test_a_confirmation_is_of_a_mended_cell_and_says_what_is_left(lab):
+    add, designs = lab
+    add("", 5000, right=False)
+    add("a", 500)
+    add("b", 4000, right=False)
+    add("a", 500, builder="2", made=changed("a", status="present"))
+    add("b", 4000, right=False, builder="3", made=changed("b", status="present"))
+    found = measured(500)
+    other = replace(found, values={**found.values, "checkpoint_hash": "other"})
+    add("a", 500, builder="4", made=changed("a", status="present"), result=other)
+    (text,) = designs()[0]["confirmed"]
+    assert text.startswith("2 with a gives the numbers of 1 with a") and text.endswith("what is left is in both.")
 
 
 def test_no_design_says_what_to_run():

@@ -13,7 +13,8 @@ from reports import regressions
 def row(builder: str = "2", **given) -> dict:
     base = dict.fromkeys(FACTORS, "x") | {
         "builder": builder, "options": None, "cell": 1, "status": "ok", "error": None, "verdict": "elevated",
-        "multiple_largest": 100.0, "identical_count": 5, "prompts_count": 5, "created": datetime(2026, 11, 29),
+        "multiple_largest": 100.0, "thresholds": {"within": 10.0}, "identical_count": 5, "prompts_count": 5,
+        "created": datetime(2026, 11, 29),
     }  # fmt: skip
     return base | given
 
@@ -31,6 +32,8 @@ def row(builder: str = "2", **given) -> dict:
         ({"verdict": "within_noise"}, {"verdict": "near_tie"}, "within noise → near tie"),
         ({}, {"identical_count": 3}, "2 texts fewer"),
         ({"verdict": "broken"}, {"verdict": "elevated"}, ""),
+        ({"verdict": None, "multiple_largest": None}, {}, ""),
+        ({"verdict": "within_noise", "thresholds": {"within": 1e3}}, {"verdict": "elevated"}, ""),
     ],
 )
 def test_worse(before, newest, said):

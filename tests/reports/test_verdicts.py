@@ -8,17 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.verdicts import Point, judge, shares_of, together
+from reports.verdicts import Point, judge, point_of, shares_of, together
 
 LIMIT = 10.0
 
 
-def point(multiple: float | None, right: bool = True, ok: bool = True) -> Point:
-    within = ok and multiple is not None and multiple <= LIMIT
-    return Point(1, ok, right and ok, within, multiple if ok else None, LIMIT)
+def point(multiple: float | None, right: bool = True) -> Point:
+    within = multiple is not None and multiple <= LIMIT
+    return Point(True, right, within, multiple, LIMIT)
 
 
-FAILED = point(None, ok=False)
+FAILED = Point(False, False, False, None, LIMIT)
+NOT_FINITE = Point(True, False, False, None, LIMIT, finite=False)
+NO_FLOOR = point(None)
 
 
 def design(**cells: Point) -> dict[frozenset[str], Point]:
@@ -43,6 +45,15 @@ def design(**cells: Point) -> dict[frozenset[str], Point]:
         (dict(a=point(1)), ["not enough cells"]),
         (dict(none=point(500), ab=point(1)), ["not enough cells", "not enough cells"]),
         (dict(none=point(500), b=point(480), ab=point(1)), ["contributes", "not enough cells"]),
+        (dict(none=point(500), a=FAILED), ["makes it worse"]),
+        (dict(none=point(2), a=FAILED), ["makes it worse"]),
+        (dict(none=point(500), a=point(5e6, False)), ["makes it worse"]),
+        (dict(none=point(500), a=NOT_FINITE), ["makes it worse"]),
+        (dict(none=NOT_FINITE, a=point(500)), ["proven"]),
+        (dict(none=point(9), a=NO_FLOOR), ["not enough cells"]),
+        (dict(none=NO_FLOOR, a=NO_FLOOR), ["not enough cells"]),
+        (dict(none=point(3), a=point(2.5)), ["no effect"]),  # near ties are within the noise
+        (dict(none=point(500), a=point(2), b=point(2), ab=point(2)), ["proven", "proven"]),
     ],
 )
 def test_verdicts(cells, words):
@@ -66,7 +77,7 @@ def test_the_reason_has_the_numbers():
 
 def test_a_change_that_leads_out_of_the_noise_is_said_to():
     (verdict,) = judge(design(none=point(2), a=point(300)), ["a"])
-    assert verdict.word == "no effect" and "leads out of the noise, to 300 × noise" in verdict.why
+    assert verdict.word == "makes it worse" and "2 × noise to 300 × noise" in verdict.why
 
 
 def test_all_together_is_complete_or_says_what_is_left():
@@ -75,6 +86,37 @@ def test_all_together_is_complete_or_says_what_is_left():
     assert "within the noise (1.3 × noise): complete" in told and "a and b are both needed; a is the larger" in told
     points[frozenset("ab")] = point(70)
     assert "All together leave 70 × noise: something else is wrong too." in together(points, "ab", judge(points, "ab"))
+
+
+def test_where_one_suffices_not_both_are_needed():
+    points = design(none=point(500), a=point(2), b=point(2), ab=point(2))
+    assert "needed" not in together(points, "ab", judge(points, "ab"))
+
+
+def test_shares_of_changes_that_undo_each_other_stay_shares():
+    points = design(none=point(100), a=point(100), b=point(1e6), ab=point(5))
+    assert all(0 <= share <= 1 for share in shares_of(points, "ab").values())
+    three = {frozenset(units): point(1e6) for units in ("", "a", "b", "c", "ab", "ac", "bc")}
+    shares = shares_of(three | {frozenset("abc"): point(1)}, "abc")
+    assert sum(shares.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("row", "right"),
+    [
+        ({}, True),
+        ({"identical_count": 3}, False),
+        ({"identical_count": 3, "verdict": "near_tie"}, True),
+        ({"identical_count": 3, "sensible_count": 0}, True),  # its text says nothing, so it is not wrong
+        ({"status": "export_failed", "verdict": None}, False),
+    ],
+)
+def test_what_a_cell_says_of_its_text(row, right):
+    base = {
+        "status": "ok", "verdict": "broken", "identical_count": 5, "prompts_count": 5, "sensible_count": 5,
+        "thresholds": {"within": 10.0}, "multiple_largest": 500.0, "non_finite_count": 0,
+    }  # fmt: skip
+    assert point_of(base | row).right is right
 
 
 MULTIPLES = st.floats(0.01, 1e8)
@@ -101,5 +143,6 @@ def test_whatever_is_there_each_change_gets_one_verdict_and_never_more_than_was_
         if verdict.word in ("proven", "masked"):
             assert alone is not None and frozenset() in points
         if verdict.word == "proven":
-            assert alone.within or alone.right
+            assert alone.within or (alone.right and not points[frozenset()].right)
+            assert not points[frozenset()].within
         assert not set(verdict.missing) & set(points)
