@@ -100,7 +100,8 @@ def fill_sweep(session, rng: random.Random, start: int, count: int, prompts: int
             "candidate_sensible_count": prompts, "first_diff_least": 1e-6, "first_diff_largest": multiple * 1e-6,
             "diff_least": 1e-6, "diff_largest": multiple * 1e-6, "forced_diff_largest": multiple * 1e-6,
             "non_finite_count": 0, "noise_floor_largest": 1e-6, "noise_ratio_largest": multiple,
-            "multiple_largest": multiple, "verdict": verdict, "noise_key": f"n{number}", "overlay_tree": builder + patch,
+            "multiple_largest": multiple, "verdict": verdict, "noise_key": f"n{number}",
+            "overlay_tree": builder + patch,
         })  # fmt: skip
         found[ChangeOutcome] += [
             {"cell_id": ident, "position": n, "change": name, "hash": name, "status": "applied", "detail": ""}
