@@ -159,7 +159,8 @@ def why(cell: int, db: Db = None) -> None:
     """Why a cell was computed or found: the first input that differs from its nearest finished neighbour."""
     found = reasons.why(open_database(db, create=False), cell)
     ran = ", ".join(found["made"])
-    said = "its result was there before the sweep" if found["found"] else f"computed: {ran}" if ran else "nothing ran"
+    there = f"its result was there before the sweep, computed for cell {found['first']}"
+    said = there if found["found"] else f"computed: {ran}" if ran else "nothing ran"
     print(f"cell {cell}: {said}")
     if found["neighbour"] is None:
         print("no other finished cell to compare it with")
@@ -168,7 +169,7 @@ def why(cell: int, db: Db = None) -> None:
     if found["stage"]:
         print(f"first stage that is another: {found['stage']}")
     for difference in found["differences"] or ["nothing that decides a result"]:
-        print(f"differs in: {output.short(difference)}")
+        print(f"differs in (cell {found['neighbour']} / cell {cell}): {output.short(difference)}")
 
 
 @app.command("sql")
@@ -181,7 +182,10 @@ def run_sql(statement: str, format: Format = "table", db: Db = None) -> None:
 @app.command()
 def prompts(cell: int, format: Format = "table", db: Db = None) -> None:
     """What both sides of a cell were given: each prompt's text after the template, its ids, the template's hash."""
-    output.show(detail.input_rows(open_database(db, create=False), cell), detail.INPUT_COLUMNS, format)
+    rows = detail.input_rows(open_database(db, create=False), cell)
+    if format in ("table", "md"):  # where a template breaks lines is what one looks for
+        rows = [row | {"text": row["text"].replace("\n", "\\n")} for row in rows]
+    output.show(rows, detail.INPUT_COLUMNS, format)
 
 
 def main() -> None:

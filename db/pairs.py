@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from db.differences import differences, in_chunks, makings
 from db.engine import reading
 from db.models import AXES, VERDICTS, Cell, CellRest, Result
-from db.query import cell_part, summary_part
+from db.query import cell_part, filtered, summary_part
 
 GOOD = VERDICTS.index("near_tie")  # up to here a cell is right
 
@@ -21,39 +21,38 @@ def pair_rows(
 ) -> list[dict[str, Any]]:
     """The newest pairs that flip: {"axis", "better", "worse" (rows of cells), "also" (what else differs)}.
 
-    Of each set of cells that differ in one axis alone, its newest best and its
-    newest worst. Pairs of a right cell and a wrong one come first; `also` is
-    what hashes and packages say beyond the axis.
+    Of each set of cells that differ in one axis alone one pair is shown: the
+    newest best, or, where a filter names values of that axis, the newest with
+    one of them; and beside it the newest without a patch if that flips, else
+    the newest that is furthest from it. Pairs of a right cell and a wrong one
+    come first; `also` is what hashes and packages say beyond the axis.
     """
     with reading(engine) as session:
         wanted = [AXES.index(axis) for axis in axes or varying(session)]
         newest = func.max(CellRest.cell_id)
         groups = (
-            select(CellRest.axis, CellRest.rest, newest)
+            select(CellRest.axis, CellRest.rest)
             .where(CellRest.axis.in_(wanted))
             .group_by(CellRest.axis, CellRest.rest)
             .having(func.min(CellRest.verdict) != func.max(CellRest.verdict))
             .order_by(newest.desc())
         )
-        if not any(filters.values()):
-            groups = groups.limit(4 * limit)  # the newest: a filter may want others
-        found = [(axis, rest) for axis, rest, _ in session.execute(groups)]
-        members: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        rests = sorted({rest for _, rest in found})
-        query = select(CellRest.axis, CellRest.rest, CellRest.cell_id, CellRest.verdict)
-        for axis, rest, cell, verdict in in_chunks(session, query, CellRest.rest, rests):
-            members.setdefault((axis, rest), []).append((verdict, cell))
-        ends = [(axis, *ends_of(members[axis, rest])) for axis, rest in found]
-        ids = sorted({cell for _, *pair in ends for cell in pair})
+        if any(filters.values()):
+            mine = filtered(select(CellRest.rest).join(Cell, Cell.id == CellRest.cell_id), filters, [], None)
+            groups = groups.where(CellRest.rest.in_(mine))
+        found = [(axis, rest) for axis, rest in session.execute(groups.limit(4 * limit))]
+        members: dict[tuple[int, int], list[Member]] = {}
+        query = select(CellRest, Cell).join(Cell, Cell.id == CellRest.cell_id).where(CellRest.axis.in_(wanted))
+        for entry, cell in in_chunks(session, query, CellRest.rest, sorted({rest for _, rest in found})):
+            value = getattr(cell, AXES[entry.axis]) or ""
+            members.setdefault((entry.axis, entry.rest), []).append((entry.verdict, cell.id, value))
+        ends = [(axis, chosen(members[axis, rest], filters.get(AXES[axis], ()))) for axis, rest in found]
+        ids = sorted({cell for _, pair in ends for cell in pair or ()})
         cells = {
             cell.id: cell_part(cell, result) | summary_part(result)
             for cell, result in in_chunks(session, select(Cell, Result).join(Result), Cell.id, ids)
         }
-    kept = [
-        (axis, cells[better], cells[worse])
-        for axis, better, worse in ends
-        if all(not values or {cells[better][f], cells[worse][f]} & set(values) for f, values in filters.items())
-    ]
+    kept = [(axis, cells[pair[0]], cells[pair[1]]) for axis, pair in ends if pair]
     kept = sorted(kept, key=lambda pair: not (right(pair[1]) and not right(pair[2])))[:limit]
     made = makings(engine, sorted({row["cell"] for _, *pair in kept for row in pair}))
     return [
@@ -67,17 +66,29 @@ def pair_rows(
     ]
 
 
+Member = tuple[int, int, str]  # verdict, cell, value of the axis
+
+
+def chosen(members: Sequence[Member], asked: Sequence[str]) -> tuple[int, int] | None:
+    """The better and the worse cell of the pair that is shown of a set; None where what was asked for flips nothing."""
+    best = min(verdict for verdict, _, _ in members)
+    ours = [m for m in members if m[2] in asked] if asked else [m for m in members if m[0] == best]
+    if not ours:
+        return None
+    one = max(ours, key=lambda member: member[1])
+    others = [m for m in members if m[0] != one[0]]
+    if not others:
+        return None
+    two = max(others, key=lambda member: (member[2] == "none", abs(member[0] - one[0]), member[1]))
+    better, worse = sorted((one, two))
+    return better[1], worse[1]
+
+
 def varying(session: Session) -> list[str]:
     """The axes that have more than one value: one look at every cell, which spares many at its rests."""
     columns = [getattr(Cell, axis) for axis in AXES]
     least, most = (session.execute(select(*map(end, columns))).one() for end in (func.min, func.max))
     return [axis for axis, one, two in zip(AXES, least, most, strict=True) if one != two]
-
-
-def ends_of(members: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """The newest of the best and the newest of the worst of (verdict, cell) members."""
-    best, worst = min(v for v, _ in members), max(v for v, _ in members)
-    return max(c for v, c in members if v == best), max(c for v, c in members if v == worst)
 
 
 def right(row: Mapping[str, Any]) -> bool:

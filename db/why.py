@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, func, select
 
 from db import detail
 from db.differences import Difference, Making, change_differences, differences, in_chunks, makings
@@ -59,6 +59,8 @@ def neighbour(engine: Engine, cell_id: int) -> tuple[int, list[Difference]] | No
         )
         nearest = sorted(near, reverse=True)[:NEIGHBOURS]
         candidates = [found for (found,) in in_chunks(session, finished, Cell.id, nearest)]
+        # What ran later cannot be why; where nothing ran before, it is something to look at.
+        candidates = [found for found in candidates if found < cell_id] or candidates
         if not candidates:
             newest = finished.order_by((Cell.model == cell.model).desc(), Cell.id.desc()).limit(NEIGHBOURS)
             candidates = list(session.scalars(newest))
@@ -77,7 +79,7 @@ def all_differences(one: Making, two: Making) -> list[Difference]:
 def why(engine: Engine, cell_id: int) -> dict[str, Any]:
     """Why a cell was computed, or found.
 
-    {"found": whether its result was there before, "neighbour": the nearest
+    {"found": whether its result was there before, "first": the cell that computed it, "neighbour": the nearest
     finished cell or None, "differences": what differs, "stage": the first stage
     that was not the neighbour's, "made": the stages that ran}.
     """
@@ -85,10 +87,12 @@ def why(engine: Engine, cell_id: int) -> dict[str, Any]:
     with reading(engine) as session:
         cell = detail.existing_cell(session, cell_id)
         was_found = cell.found
+        first = session.scalar(select(func.min(Cell.id)).where(Cell.result_id == cell.result_id))
         ran = [stage.stage for stage in cell.result.stages if not stage.found] if cell.result else []
     stage = first_new_stage(engine, cell_id, found[0]) if found else None
     return {
         "found": was_found,
+        "first": first,
         "neighbour": found[0] if found else None,
         "differences": [difference.told() for difference in found[1]] if found else [],
         "stage": stage,

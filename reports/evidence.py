@@ -17,7 +17,7 @@ from db import detail, items, query
 from db.engine import open_database, reading
 from db.models import FACTORS, Cell, Environment, Overlay
 from db.output import markdown_table, markdown_text
-from reports import notes, status
+from reports import notes, proof, status
 from reports import sweep as sweep_report
 from reports.hiding import hidden, hider, labels
 from reports.reproduction import COMPARE, package_files, reproduce
@@ -51,13 +51,22 @@ def write(db: str | None, claim: str, out: Path) -> list[Path]:
         raise query.NotInDatabase(f"claim {claim!r} has no cell yet: {run}")
     out = Path(out).absolute()
     refuse_foreign(out)  # before the work, and again when it is done
-    files = contents(engine, kept, rows)
+    files = contents(engine, kept, rows, proven(db, kept, rows))
     engine.dispose()
     place(files, out)
     return [out / name for name in files]
 
 
-def contents(engine: Engine, claim: Mapping[str, Any], rows: Rows) -> dict[str, str]:
+def proven(db: str | None, claim: Mapping[str, Any], rows: Rows) -> str:
+    """The proof tables that the claim's cells stand in, their baselines beside them."""
+    filters = {f: values for f, values in claim["filters"].items() if f in FACTORS and f != "patch"}
+    mine = {row["cell"] for row in rows}
+    designs = proof.collect(db, filters)["designs"] if filters else []
+    designs = [design for design in designs if mine & {row["cell"] for row in design["rows"]}]
+    return proof.markdown({"designs": designs}) if designs else ""
+
+
+def contents(engine: Engine, claim: Mapping[str, Any], rows: Rows, proofs: str) -> dict[str, str]:
     """The folder's files by name, without what is personal."""
     facts = [facts_of(engine, row) for row in rows]
     hide = hider(facts)
@@ -69,6 +78,7 @@ def contents(engine: Engine, claim: Mapping[str, Any], rows: Rows) -> dict[str, 
     prompts = prompt_sets(engine, facts)
     told = {
         "table.md": shown,
+        **({"proof.md": proofs} if proofs else {}),
         **{f"packages/{stem}.txt": lines(packages[stem]["packages"]) for stem in packages},
         "commands.txt": commands(facts),
     }
@@ -83,7 +93,9 @@ def contents(engine: Engine, claim: Mapping[str, Any], rows: Rows) -> dict[str, 
     judged["commands"] = status.commands(claim["filters"]) if judged["missing"] else []
     item = next((row for row in items.item_rows(engine) if row["key"] == claim["item"]), None)
     altered = [f"cell-{f['row']['cell']}.patch.diff" for f in facts if hide(f["diff"], True) != f["diff"]]
-    readme = [head(judged, item), measured(facts), found(shown, judged), reproduce(facts, packages, prompts, altered)]
+    shows = "## What is proven\n\nChanges judged from cells that differ in nothing else: `proof.md`." if proofs else ""
+    readme = [head(judged, item), measured(facts), found(shown, judged), shows]
+    readme = [*filter(None, readme), reproduce(facts, packages, prompts, altered)]
     files = {"README.md": hide("\n\n".join(readme) + "\n"), **files}
     made = {"made_by": MADE_BY, "files": sorted([*files, "hashes.json"]), "cells": [hashes(fact) for fact in facts]}
     return files | {"hashes.json": as_json(made)}
@@ -247,7 +259,9 @@ def measured(facts: Sequence[Mapping[str, Any]]) -> str:
         "4. The largest absolute difference of logits: at the first token, at each step while the texts agree, and at"
         " each step when both are fed the reference's tokens (forced).",
         "5. Noise floor: how far the reference moves when computed otherwise (fp64, other attention, other threads, one"
-        " pass); verdicts are by multiples of it. Identical: the same tokens, the end token included.",
+        " pass); verdicts are by multiples of it. Identical: the same tokens, the end token included.", "",
+        "`compare.py` prints the first-token and free-running differences; the forced ones and the noise floors, hence"
+        " × noise, are in `results.json`.",
     ])  # fmt: skip
 
 

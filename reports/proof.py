@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from db import detail, query
 from db.differences import Making, differences, makings
 from db.engine import open_database
-from db.output import markdown_table
+from db.output import markdown_code, markdown_table, markdown_text
 from reports import commands, verdicts
 from reports.sweep import MEASURED, from_prompts, measured
 from reports.verdicts import CONFOUNDED, NOT_ENOUGH, Verdict
@@ -32,6 +33,8 @@ class Design:
     units: list[str]
     confounded: list[Verdict] = field(default_factory=list)
     confirmed: list[str] = field(default_factory=list)
+    on_top_of: str = ""  # the patch that all have
+    untested: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def baseline(self) -> dict[str, Any] | None:
@@ -58,12 +61,15 @@ def collect(
     asked = commands.asked_of(engine, sorted({row["sweep"] for row in rows}))
     if experiment:
         rows = [row for row in rows if commands.of_experiment(asked[row["sweep"]], experiment)]
-    rows = [row for row in rows if row["status"] in TELLING]
+    every, rows = rows, [row for row in rows if row["status"] in TELLING]
     made = makings(engine, [row["cell"] for row in rows])
     # What never came to a patched copy of some sources is not known to be what was asked for.
     rows = [row for row in rows if made[row["cell"]].tree]
     prompts = detail.prompts_of(engine, sorted({row["result"] for row in rows if row["result"]}))
     designs = designs_of(rows, made)
+    told = {row["cell"] for row in rows}
+    for design in designs:
+        design.untested = untested(design, [row for row in every if row["cell"] not in told])
     configs = detail.configs_of(engine, [design.any_row["cell"] for design in designs])
     engine.dispose()
     for row in rows:
@@ -90,8 +96,12 @@ def designs_of_object(rows: list[dict[str, Any]], made: Mapping[int, Making]) ->
         points: dict[frozenset, dict[str, Any]] = {}
         for row in sorted(context, key=lambda row: row["cell"]):  # a later cell of the same changes counts
             points[made[row["cell"]].effective()] = row
-        if frozenset() in points and len(points) > 1:
-            designs.append(design_of(points))
+        # Where all have some changes, they are proven on top of those.
+        common = frozenset.intersection(*points)
+        if common in points and len(points) > 1:
+            design = design_of({effective - common: row for effective, row in points.items()})
+            design.on_top_of = points[common]["patch"] if common else ""
+            designs.append(design)
         elif frozenset() not in points:
             orphans += points.values()
     proven = {row["patch"] for design in designs for row in design.rows.values()}
@@ -135,6 +145,14 @@ def design_of(points: Mapping[frozenset, dict[str, Any]]) -> Design:
     rows = {frozenset(names[change] for change in effective): row for effective, row in points.items()}
     order = [name for row in sorted(rows, key=len) for name in sorted(row)]
     return Design(rows, list(dict.fromkeys(order)))
+
+
+def untested(design: Design, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Cells about the same thing whose end says nothing: a change among them must not go unmentioned."""
+    mine, patches = design.any_row, {row["patch"] for row in design.rows.values()}
+    same = (*OBJECT, "builder")
+    newest = {row["patch"]: row for row in rows if all(row[name] == mine[name] for name in same)}
+    return [row for patch, row in newest.items() if patch not in patches and row["status"] not in (query.PENDING,)]
 
 
 def confounded_design(row: dict, baselines: list[dict], made: Mapping[int, Making]) -> Design:
@@ -197,6 +215,8 @@ def plain(design: Design, asked: Mapping[int, commands.Asked], configs: Mapping[
         "object": {name: any_row[name] for name in (*OBJECT, "builder", "runtime", "reference", "options")},
         "checkpoint_dtype": any_row["checkpoint_dtype"],
         "rows": [{**row, "units": sorted(units)} for units, row in ordered],
+        "on_top_of": design.on_top_of,
+        "untested": [{name: row[name] for name in ("cell", "patch", "status", "error")} for row in design.untested],
         "verdicts": [
             {
                 "change": v.change,
@@ -207,7 +227,7 @@ def plain(design: Design, asked: Mapping[int, commands.Asked], configs: Mapping[
             }
             for v in found
         ],
-        "together": "" if design.confounded else verdicts.together(points, design.units, found),
+        "together": "" if design.confounded else verdicts.together(points, found),
         "confirmed": design.confirmed,
         "command": command,
     }
@@ -230,15 +250,22 @@ def section(design: dict[str, Any]) -> str:
     title = f"## {about['model']}, {dtype}, builder {about['builder']}"
     rest = ", ".join(f"{n} {v}" for n, v in about.items() if n not in ("model", "dtype", "builder") and v)
     header = ["cell", "Export of the same checkpoint", *MEASURED]
-    table = markdown_table(header, [line(row) for row in design["rows"]])
+    table = markdown_table(header, [line(row, design["on_top_of"]) for row in design["rows"]])
     verdict_rows = [
         [v["change"], v["word"], "" if v["share"] is None else f"{v['share']:.0%}", v["why"]]
         for v in design["verdicts"]
     ]
     judged = markdown_table(["Change", "Verdict", "Share of log error", "Why"], verdict_rows)
     notes = [note for note in [design["together"], *design["confirmed"], senseless(design["rows"])] if note]
+    notes += [
+        f"Not tested: {row['patch']} (cell {row['cell']}): {row['status']}: {markdown_text(row['error'])}."
+        for row in design["untested"]
+    ]
     if design["command"]:
-        notes.append(f"Missing, cheapest first: `{design['command']}`")
+        then = (
+            f"python -m reports proof --model {shlex.quote(about['model'])} --builder {shlex.quote(about['builder'])}"
+        )
+        notes.append(f"Missing, cheapest first: {markdown_code(design['command'])}, then `{then}`.")
     notes.append(f"All: {rest}. Compared by hashes: sources, packages, checkpoint, prompts and machine are the same.")
     if any(v["word"] == CONFOUNDED for v in design["verdicts"]):
         notes[-1] = f"All: {rest}."
@@ -257,8 +284,9 @@ def part(share: float | None) -> str:
     return "" if share is None else f"{share:.0%}"
 
 
-def line(row: dict[str, Any]) -> list[Any]:
+def line(row: dict[str, Any], on_top_of: str) -> list[Any]:
     """One export: what it is, and its numbers."""
-    made = ("only " if len(row["units"]) == 1 else "") + " and ".join(row["units"])
+    units = [on_top_of, *row["units"]] if on_top_of else row["units"]
+    made = ("only " if len(units) == 1 and not on_top_of else "") + " and ".join(units)
     name = f"{row['builder']} with {made}" if made else f"{row['builder']}, as it is"
     return [row["cell"], name, *measured(row)]

@@ -41,7 +41,8 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], since: date | 
     for row in rows:
         lines.setdefault(row["line"], []).append(row)
     found = [pair_of(*line[-2:]) for line in lines.values() if len(line) > 1]
-    return {"rows": [row for row in found if since is None or row["day"] >= since.isoformat()]}
+    newer = [row for row in found if since is None or row["day"] >= since.isoformat()]
+    return {"rows": newer, "older": len(found) - len(newer)}
 
 
 def pair_of(before: Mapping[str, Any], newest: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,6 +77,8 @@ def rank(row: Mapping[str, Any]) -> int:
 def markdown(report: dict[str, Any]) -> str:
     """One row a line, the worse ones first."""
     rows = sorted(report["rows"], key=lambda row: not row["worse"])
+    if not rows and report.get("older"):
+        return f"No line has a result of that day on; {report['older']} have older ones."
     if not rows:
         return "No line of cells has two builders: run `python -m runner +experiment=history` first."
     shown = [name for name in NAMES if name in ALWAYS or len({row["factors"][name] for row in rows}) > 1]

@@ -72,17 +72,33 @@ class Verdict:
 
 
 def judge(points: Mapping[Units, Point], changes: Sequence[str]) -> list[Verdict]:
-    """A verdict for each change, from the cells there are: none, alone, all but each, all.
+    """A verdict for each change, from the cells there are.
 
-    points: by the set of changes made; the empty set is the baseline.
+    points: by the set of changes made; the empty set is the baseline. A change
+    is judged alone, and last in the best set there is: with it if it is one of
+    that set, or added to it. Changes that do nothing or harm take no part in
+    the verdicts on others.
     """
-    shares = shares_of(points, changes)
-    return [judge_one(points, changes, change, shares.get(change)) for change in changes]
+    best = best_set(points)
+    shares = shares_of(points, best)
+    return [judge_one(points, best, change, shares.get(change)) for change in changes]
 
 
-def judge_one(points: Mapping[Units, Point], changes: Sequence[str], change: str, share: float | None) -> Verdict:
-    none, every = frozenset(), frozenset(changes)
-    alone, rest = frozenset({change}), every - {change}
+def best_set(points: Mapping[Units, Point]) -> Units:
+    """The changes that together come nearest to the reference; of those within the noise the fewest."""
+
+    def rank(units: Units) -> tuple:
+        point = points[units]
+        far = math.inf if point.multiple is None else point.multiple
+        return not point.ok, not point.within, not point.right, 0.0 if point.within else far, len(units), sorted(units)
+
+    return min(points, key=rank) if points else frozenset()
+
+
+def judge_one(points: Mapping[Units, Point], best: Units, change: str, share: float | None) -> Verdict:
+    none, alone = frozenset(), frozenset({change})
+    rest = best - alone
+    every = rest | alone
     base, mine, without, full = (points.get(units) for units in (none, alone, rest, every))
 
     def missing(*wanted: Units) -> tuple[Units, ...]:
@@ -91,9 +107,7 @@ def judge_one(points: Mapping[Units, Point], changes: Sequence[str], change: str
     if base is None:
         return Verdict(change, NOT_ENOUGH, "the baseline is missing", missing=missing(none, alone))
     if not all(point.measured for point in (base, mine, without, full) if point is not None):
-        return Verdict(
-            change, NOT_ENOUGH, "a cell has no noise floor: run it with noise.variants as they are by default"
-        )
+        return Verdict(change, NOT_ENOUGH, "a cell has no noise floor: run it with noise.variants as they come")
     if mine is not None and worsens(base, mine):
         return Verdict(change, WORSE, f"alone it takes {told(base)} to {told(mine)}")
     if mine is not None and base.within:
@@ -107,19 +121,26 @@ def judge_one(points: Mapping[Units, Point], changes: Sequence[str], change: str
         return Verdict(change, PROVEN, f"for {what}: alone it mends it, {told(base)} to {told(mine)}{residue}", share)
     if mine is not None and helps(base, mine):
         return Verdict(change, CONTRIBUTES, f"alone it takes {told(base)} to {told(mine)}", share)
-    if len(changes) == 1 and mine is not None:
+    others = " and ".join(sorted(rest))
+    if mine is not None and not rest:
         return Verdict(change, NO_EFFECT, f"{told(base)} without it and {told(mine)} with it")
+    if without is not None and without.within and change not in best and full is None:
+        why = f"alone {told(base)} to {told(mine)}, and {others} alone bring all within the noise ({told(without)})"
+        if mine is not None:
+            return Verdict(change, NO_EFFECT, why)
     if without is None or full is None:
         why = "it was not run alone"
         if mine is not None:
             why = f"alone it changes nothing ({told(mine)}), which may be since another fault hides it"
         return Verdict(change, NOT_ENOUGH, why, missing=missing(alone, rest, every))
+    if worsens(without, full):
+        return Verdict(change, WORSE, f"beside {others} it takes {told(without)} to {told(full)}")
     if helps(without, full):
-        taken = f"in the set it takes {told(without)} to {told(full)}"
+        taken = f"beside {others} it takes {told(without)} to {told(full)}"
         if mine is None:
             return Verdict(change, CONTRIBUTES, f"{taken}; alone it was not run", share, missing(alone))
         return Verdict(change, MASKED, f"alone it changes nothing ({told(base)} to {told(mine)}); {taken}", share)
-    in_the_set = f"in the set {told(without)} to {told(full)}"
+    in_the_set = f"beside {others} {told(without)} to {told(full)}"
     if mine is None:
         return Verdict(change, NOT_ENOUGH, f"{in_the_set}; alone it was not run", missing=missing(alone))
     return Verdict(change, NO_EFFECT, f"alone {told(base)} to {told(mine)}, {in_the_set}")
@@ -146,23 +167,22 @@ def worsens(before: Point, after: Point) -> bool:
     return both and not after.within and after.multiple > MATTERS * before.multiple and not (after.right > before.right)
 
 
-def shares_of(points: Mapping[Units, Point], changes: Sequence[str]) -> dict[str, float]:
-    """Each change's share of the baseline's log error.
+def shares_of(points: Mapping[Units, Point], best: Units) -> dict[str, float]:
+    """Each change's share of the baseline's log error, of those in the best set.
 
     The mean of what it removes alone and what it removes last: for two changes
-    their Shapley values, which add up to one where all together are within the
+    their Shapley values, which add up to one where both together are within the
     noise. Of more changes, where several are needed at once, the sum can come
     out above one and is scaled back. Empty where a cell is missing, failed, or
     without a number.
     """
-    every = frozenset(changes)
     base = points[frozenset()].log_error if frozenset() in points else None
     if not base:
         return {}
     shares: dict[str, float] = {}
-    for change in changes:
+    for change in best:
         drops = []
-        for before, after in ((frozenset(), frozenset({change})), (every - {change}, every)):
+        for before, after in ((frozenset(), frozenset({change})), (best - {change}, best)):
             logs = [points[units].log_error if units in points else None for units in (before, after)]
             if None in logs:
                 return {}
@@ -172,26 +192,30 @@ def shares_of(points: Mapping[Units, Point], changes: Sequence[str]) -> dict[str
     return {change: share / total for change, share in shares.items()}
 
 
-def together(points: Mapping[Units, Point], changes: Sequence[str], verdicts: Sequence[Verdict]) -> str:
-    """What all the changes together come to, and which of them are needed: those without which it is worse."""
-    every = frozenset(changes)
-    full = points.get(every)
-    if full is None or len(changes) < 2:
+def together(points: Mapping[Units, Point], verdicts: Sequence[Verdict]) -> str:
+    """What the best set comes to, and which of its changes are needed: those without which it is worse."""
+    best = best_set(points)
+    if len(best) < 2:
         return ""
+    full, names = points[best], " and ".join(v.change for v in verdicts if v.change in best)
     if not full.ok:
-        return "All together fail."
+        return ""
     whole = (
-        f"All together are within the noise ({told(full)}): complete, as far as these prompts show."
+        f"{names} together are within the noise ({told(full)}): complete, as far as these prompts show."
         if full.within
-        else f"All together leave {told(full)}: something else is wrong too."
+        else f"{names} together leave {told(full)}: something else is wrong too."
     )
-    needed = [v for v in verdicts if every - {v.change} in points and helps(points[every - {v.change}], full)]
+    needed = [
+        v
+        for v in verdicts
+        if v.change in best and best - {v.change} in points and helps(points[best - {v.change}], full)
+    ]
     if len(needed) < 2:
         return whole
-    names = " and ".join(v.change for v in needed)
     largest = max(needed, key=lambda v: v.share or 0.0)
     part = f"; {largest.change} is the larger, {largest.share:.0%} of the log error" if largest.share else ""
-    return f"{whole} {names} are {'both' if len(needed) == 2 else 'all'} needed{part}."
+    number = {len(best): "Both" if len(best) == 2 else "All"}.get(len(needed), f"{len(needed)} of them")
+    return f"{whole} {number} are needed{part}."
 
 
 def told(point: Point | None) -> str:

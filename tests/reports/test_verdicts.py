@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.verdicts import Point, judge, point_of, shares_of, together
+from reports.verdicts import Point, best_set, judge, point_of, shares_of, together
 
 LIMIT = 10.0
 
@@ -41,7 +41,15 @@ def design(**cells: Point) -> dict[frozenset[str], Point]:
         (dict(none=point(500), a=point(490)), ["no effect"]),
         (dict(none=point(2), a=point(2)), ["no effect"]),
         (dict(none=point(500), a=point(1)), ["proven"]),
-        (dict(none=point(500, False), a=point(500, False), b=point(1)), ["not enough cells", "proven"]),
+        (dict(none=point(500, False), a=point(500, False), b=point(1)), ["no effect", "proven"]),
+        (dict(none=point(500), a=point(480), b=point(300)), ["not enough cells", "no effect"]),
+        # A wrong guess neither takes from the right one nor leaves something else to look for.
+        (dict(none=point(3e6, False), a=point(465), b=point(3e6, False), ab=point(1e6)), ["proven", "makes it worse"]),
+        # What more was tried does not make less of what was shown.
+        (
+            dict(none=point(5472), a=point(280), b=point(5425), ab=point(1.3), c=point(5472)),
+            ["contributes", "masked", "no effect"],
+        ),
         (dict(a=point(1)), ["not enough cells"]),
         (dict(none=point(500), ab=point(1)), ["not enough cells", "not enough cells"]),
         (dict(none=point(500), b=point(480), ab=point(1)), ["contributes", "not enough cells"]),
@@ -72,7 +80,7 @@ def test_what_is_missing_is_named():
 def test_the_reason_has_the_numbers():
     proven, masked = judge(design(none=point(3e6, False), a=point(465), b=point(3e6, False), ab=point(1.3)), "ab")
     assert "for the wrong text" in proven.why and "a residue of 465 × noise is left" in proven.why
-    assert "alone it changes nothing" in masked.why and "in the set it takes 465 × noise to 1.3 × noise" in masked.why
+    assert "alone it changes nothing" in masked.why and "beside a it takes 465 × noise to 1.3 × noise" in masked.why
 
 
 def test_a_change_that_leads_out_of_the_noise_is_said_to():
@@ -82,22 +90,23 @@ def test_a_change_that_leads_out_of_the_noise_is_said_to():
 
 def test_all_together_is_complete_or_says_what_is_left():
     points = design(none=point(5472), a=point(280), b=point(5425), ab=point(1.3))
-    told = together(points, "ab", judge(points, "ab"))
-    assert "within the noise (1.3 × noise): complete" in told and "a and b are both needed; a is the larger" in told
+    told = together(points, judge(points, "ab"))
+    assert "a and b together are within the noise (1.3 × noise): complete" in told
+    assert "Both are needed; a is the larger" in told
     points[frozenset("ab")] = point(70)
-    assert "All together leave 70 × noise: something else is wrong too." in together(points, "ab", judge(points, "ab"))
+    assert "a and b together leave 70 × noise: something else is wrong too." in together(points, judge(points, "ab"))
 
 
 def test_where_one_suffices_not_both_are_needed():
     points = design(none=point(500), a=point(2), b=point(2), ab=point(2))
-    assert "needed" not in together(points, "ab", judge(points, "ab"))
+    assert "needed" not in together(points, judge(points, "ab"))
 
 
 def test_shares_of_changes_that_undo_each_other_stay_shares():
     points = design(none=point(100), a=point(100), b=point(1e6), ab=point(5))
-    assert all(0 <= share <= 1 for share in shares_of(points, "ab").values())
+    assert all(0 <= share <= 1 for share in shares_of(points, best_set(points)).values())
     three = {frozenset(units): point(1e6) for units in ("", "a", "b", "c", "ab", "ac", "bc")}
-    shares = shares_of(three | {frozenset("abc"): point(1)}, "abc")
+    shares = shares_of(three | {frozenset("abc"): point(1)}, frozenset("abc"))
     assert sum(shares.values()) == pytest.approx(1)
 
 
@@ -125,11 +134,11 @@ MULTIPLES = st.floats(0.01, 1e8)
 @given(MULTIPLES, MULTIPLES, MULTIPLES, MULTIPLES)
 def test_shares_are_parts_of_the_baseline_and_whole_where_all_is_mended(none, a, b, ab):
     points = design(none=point(none), a=point(a), b=point(b), ab=point(ab))
-    shares = shares_of(points, "ab")
+    shares = shares_of(points, best_set(points))
     assert all(share >= 0 for share in shares.values())
     if none <= LIMIT:
         assert shares == {}
-    elif ab <= LIMIT and a <= none and b <= none:
+    elif min(a, b, ab) <= LIMIT and a <= none and b <= none:
         assert sum(shares.values()) == pytest.approx(1)
 
 

@@ -37,7 +37,7 @@ def test_precision_before_and_after(shared_lab, rope):
 def test_the_causes_of_the_precision(shared_lab, rope):
     run(shared_lab, "precision_causes")
     printed = shared_lab.call("reports", "proof", "--experiment", "precision_causes").stdout
-    assert "both needed; norm_offset_fp32 is the larger" in printed
+    assert "Both are needed; norm_offset_fp32 is the larger" in printed
 
 
 def test_depth(shared_lab, rope):
