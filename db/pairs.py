@@ -42,10 +42,12 @@ def pair_rows(
             groups = groups.where(CellRest.rest.in_(mine))
         found = [(axis, rest) for axis, rest in session.execute(groups.limit(4 * limit))]
         members: dict[tuple[int, int], list[Member]] = {}
-        query = select(CellRest, Cell).join(Cell, Cell.id == CellRest.cell_id).where(CellRest.axis.in_(wanted))
-        for entry, cell in in_chunks(session, query, CellRest.rest, sorted({rest for _, rest in found})):
-            value = getattr(cell, AXES[entry.axis]) or ""
-            members.setdefault((entry.axis, entry.rest), []).append((entry.verdict, cell.id, value))
+        for axis in wanted:  # one look at the key for each
+            value = getattr(Cell, AXES[axis])
+            query = select(CellRest.rest, CellRest.verdict, Cell.id, value).join(Cell, Cell.id == CellRest.cell_id)
+            rests = [rest for one, rest in found if one == axis]
+            for rest, *member in in_chunks(session, query.where(CellRest.axis == axis), CellRest.rest, rests):
+                members.setdefault((axis, rest), []).append(tuple(member))
         ends = [(axis, chosen(members[axis, rest], filters.get(AXES[axis], ()))) for axis, rest in found]
         ids = sorted({cell for _, pair in ends for cell in pair or ()})
         cells = {
