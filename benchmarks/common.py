@@ -19,7 +19,7 @@ from runner import paths
 from runner.cells import Cell
 from runner.checkpoints import Inspector
 from runner.plan import Plan, Planner
-from runner.schema import Env, Limits
+from runner.schema import NOISE_VARIANTS, Limits, Noise, Settings, Verdict
 from runner.stages import Stages
 from runner.store import Store
 from runner.workers import Workers, clean_environment
@@ -73,7 +73,8 @@ def prepare(root: Path, environments: Path, cells: Sequence[Cell]) -> list[Plan]
 
     async def all_of_it() -> list[Plan]:
         store = Store(root)
-        planner = Planner(store, Env(), Inspector(root))
+        judging = Settings(noise=Noise(list(NOISE_VARIANTS)), verdict=Verdict(10.0, 1000.0))
+        planner = Planner(store, judging, Inspector(root))
         plans = [await planner.plan(cell) for cell in cells]
         stages = Stages(store, environments, workers_of(root, environments))
         for plan in plans:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from lab import ENVIRONMENTS
 
 from benchmarks import common, compare, marginal, million, plain_harness
 
@@ -79,3 +80,10 @@ def test_every_question_is_answered_on_a_small_database_of_its_kind(tmp_path):
     assert all(answer is not None for answer in answers.values())
     assert "proven" in answers["reports proof"] and "model0" in answers["reports history"]
     assert "| patch" in answers["reports pairs"] and answers["db sql (count)"][1] == [{"count(*)": 600}]
+
+
+@pytest.mark.slow
+def test_cells_are_prepared_for_the_plain_harness(rope, tmp_path):
+    cells = common.cells_of(["builder=0.14.1", "patch=none,rope_fix", "dtype=fp32,bf16"])
+    asked = common.harness_cells(tmp_path, ENVIRONMENTS, cells)
+    assert len(asked["cells"]) == 4 and len({cell["checkpoint"] for cell in asked["cells"]}) == 2
