@@ -9,10 +9,10 @@ from typing import Any
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
+from db.detail import ROLES
 from db.engine import reading
 from db.models import FACTORS, Cell, ChangeOutcome, Environment, Machine, Package, Result
 
-ROLES = ("builder", "runtime", "reference")
 # The packages that a reader asks for first.
 TELLING = ("transformers", "torch", "onnxruntime-genai", "onnxruntime", "onnx", "onnx-ir", "tokenizers", "numpy")
 # Columns of a cell and of its result that say what it was made of, with the word for a reader.

@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 from db import detail, query
 from db.engine import reading, writing
 from db.models import AXES, VERDICTS, Claim, Item, ItemState, PromptResult, Result, now
-from db.record import OF_THE_EXPORT, UNFINISHED
+from db.record import OF_THE_EXPORT
 
 ITEM_KEYS, ITEM_MORE = ("key", "what", "state", "date"), ("link",)
 CLAIM_KEYS, CLAIM_MORE = ("name", "what", "filters"), ("item", "expect")
@@ -305,7 +305,7 @@ def newest_cells(engine: Engine, claim: Mapping[str, Any]) -> list[dict[str, Any
     ended = [
         row
         for row in query.cell_rows(engine, claim["filters"])
-        if row["status"] != query.PENDING and (row["status"] not in UNFINISHED or row["status"] in asked)
+        if row["status"] != query.PENDING and (row["status"] not in query.NO_FINDINGS or row["status"] in asked)
     ]
     newest = {tuple(row[axis] or "" for axis in AXES): row for row in query.of_one_measurement(ended)}
     results = {row["result"] for row in newest.values()}

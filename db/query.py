@@ -49,6 +49,8 @@ FAILURE_COLUMNS = (
 PENDING = "pending"
 # Ends of a cell that are no finding about its export: an older one that is counts.
 NO_FINDINGS = ("skipped", "preempted", "killed", "config_failed")
+# Ends that say something of an export. Others (no network, a time-out, a bad patch) say nothing of it.
+OF_EXPORT = ("ok", "export_failed", "load_failed", "run_failed")
 KINDS = {"nan": math.nan, "+inf": math.inf, "-inf": -math.inf}
 
 

@@ -35,6 +35,7 @@ from db.models import (
     Sweep,
     now,
 )
+from db.query import NO_FINDINGS
 
 WHOLE = -1  # the step of a metric over a whole continuation
 # Float columns of `PromptResult` that a comparison fills; their kinds go to `non_finite`.
@@ -43,8 +44,6 @@ PROMPT_FLOATS = (
     "noise_floor", "noise_ratio", "forced_noise_ratio", "reference_range",
 )  # fmt: skip
 # A number of these that is not finite is the export's; a reference without a range is no export's fault.
-# Ends of a cell that say nothing of it.
-UNFINISHED = ("skipped", "preempted", "killed", "config_failed")
 OF_THE_EXPORT = PROMPT_FLOATS[:3]
 PROMPT_PLAIN = (
     "prompt", "matched_tokens", "compared_tokens", "tokens_identical", "sensible", "candidate_sensible", "outcome",
@@ -169,7 +168,7 @@ def add_rests(session: Session, cell: Cell, result: Result) -> None:
         if result.verdict is None:
             return
         verdict = VERDICTS.index(result.verdict)
-    elif result.status in UNFINISHED:
+    elif result.status in NO_FINDINGS:
         return
     else:
         verdict = VERDICTS.index("failed")

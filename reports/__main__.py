@@ -28,7 +28,6 @@ Db = Annotated[Optional[str], typer.Option("--db", help="An SQLAlchemy URL or a 
 Out = Annotated[Optional[Path], typer.Option("--out", help="Write here instead of standard output.")]
 Format = Annotated[str, typer.Option("--format", help="md, or json for machines.")]
 
-
 Several = Optional[list[str]]
 Model = Annotated[Several, typer.Option("--model", help="Only this model.")]
 Builder = Annotated[Several, typer.Option("--builder", help="Only cells with this builder.")]
@@ -65,7 +64,7 @@ def history(
     db: Db = None,
 ) -> None:
     """Release by model: the diff range or the failure, and where something changed."""
-    filters = {"model": model or [], "patch": patch or ["none"], "dtype": dtype or []}
+    filters = chosen(model=model, patch=patch or ["none"], dtype=dtype)
     write(history_report, history_report.collect(db, filters, sweep), format, out)
 
 
@@ -84,9 +83,8 @@ def proof(
 ) -> None:
     """What is proven of each suspected change, from the baseline, each alone, all but each, and all; the latest sweep
     where nothing is asked."""
-    filters = {"model": model, "builder": builder, "patch": patch, "dtype": dtype, "prompts": prompts}
-    found = proof_report.collect(db, {name: values or [] for name, values in filters.items()}, sweep, experiment)
-    write(proof_report, found, format, out)
+    filters = chosen(model=model, builder=builder, patch=patch, dtype=dtype, prompts=prompts)
+    write(proof_report, proof_report.collect(db, filters, sweep, experiment), format, out)
 
 
 @app.command()
@@ -100,7 +98,7 @@ def noise(
     db: Db = None,
 ) -> None:
     """How far the reference moves by itself: other dtype, attention, threads, one pass for many."""
-    filters = {"model": model or [], "dtype": dtype or [], "prompts": prompts or []}
+    filters = chosen(model=model, dtype=dtype, prompts=prompts)
     write(noise_report, noise_report.collect(db, filters, sweep), format, out)
 
 
@@ -118,8 +116,8 @@ def depth(
     db: Db = None,
 ) -> None:
     """Error against layer count: inside one layer, entering at a depth, or growing."""
-    filters = {"model": model, "builder": builder, "patch": patch, "dtype": dtype, "prompts": prompts}
-    report = depth_report.collect(db, {name: values or [] for name, values in filters.items()}, sweep)
+    filters = chosen(model=model, builder=builder, patch=patch, dtype=dtype, prompts=prompts)
+    report = depth_report.collect(db, filters, sweep)
     if plot and report["lines"]:
         check_file(plot, "--plot", (".png", ".svg", ".pdf"))
         depth_report.plot(report, plot)
@@ -140,7 +138,7 @@ def pairs(
     db: Db = None,
 ) -> None:
     """Stored pairs that differ in exactly one factor and flip the verdict: the cheapest evidence."""
-    filters = {"model": model or [], "builder": builder or [], "patch": patch or [], "dtype": dtype or []}
+    filters = chosen(model=model, builder=builder, patch=patch, dtype=dtype)
     write(pairs_report, pairs_report.collect(db, filters, factor or [], limit), format, out)
 
 
@@ -157,7 +155,7 @@ def regressions(
     db: Db = None,
 ) -> None:
     """Is the newest builder worse than the one before? Exit code 1 if it is, for a nightly job."""
-    filters = {"model": model or [], "patch": patch or ["none"], "dtype": dtype or []}
+    filters = chosen(model=model, patch=patch or ["none"], dtype=dtype)
     report = regressions_report.collect(db, filters, since.date() if since else None)
     write(regressions_report, report, format, out)
     if any(row["worse"] for row in report["rows"]):
@@ -179,6 +177,11 @@ def evidence(
     """A folder that an upstream maintainer can use without this project."""
     for file in evidence_report.write(db, claim, out):
         print(file)
+
+
+def chosen(**options: list[str] | None) -> dict[str, list[str]]:
+    """The filters asked for; an option that was not given asks for nothing."""
+    return {name: values or [] for name, values in options.items()}
 
 
 def check_file(file: Path, option: str, endings: tuple[str, ...] = ()) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from db import detail, query
 from db.engine import open_database
 from db.output import markdown_table, markdown_text
+from reports.sweep import with_stored
 from reports.table import number, span
 
 # What a floor depends on, and what the reader must know of it when it varies.
@@ -80,7 +81,7 @@ HOW = (
 
 
 def label(row: dict[str, Any], name: str) -> str:
-    return f"stored ({row['files_dtype']})" if name == "dtype" and row[name] == "stored" else row[name]
+    return with_stored(row[name], row["files_dtype"]) if name == "dtype" else row[name]
 
 
 def largest(row: dict[str, Any]) -> dict[str, dict[str, float]]:

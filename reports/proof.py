@@ -12,13 +12,11 @@ from db.differences import Making, differences, makings
 from db.engine import open_database
 from db.output import markdown_code, markdown_table, markdown_text
 from reports import commands, verdicts
-from reports.sweep import MEASURED, from_prompts, measured
+from reports.sweep import MEASURED, from_prompts, measured, with_stored
 from reports.verdicts import CONFOUNDED, NOT_ENOUGH, Verdict
 
 # What is measured: cells that differ in these are about something else.
 OBJECT = ("model", "dtype", "layers", "prompts", "backend", "precision", "max_new_tokens", "threads")
-# The ends of a cell that say something of its export. Others (no network, a time-out, a bad patch) say nothing.
-TELLING = ("ok", "export_failed", "load_failed", "run_failed")
 # Numbers of two exports are the same finding while they are within this factor.
 SAME = 1.1
 SHOWN_DIFFERENCES = 4
@@ -61,7 +59,7 @@ def collect(
     asked = commands.asked_of(engine, sorted({row["sweep"] for row in rows}))
     if experiment:
         rows = [row for row in rows if commands.of_experiment(asked[row["sweep"]], experiment)]
-    every, rows = rows, [row for row in rows if row["status"] in TELLING]
+    every, rows = rows, [row for row in rows if row["status"] in query.OF_EXPORT]
     made = makings(engine, [row["cell"] for row in rows])
     # What never came to a patched copy of some sources is not known to be what was asked for.
     rows = [row for row in rows if made[row["cell"]].tree]
@@ -152,7 +150,7 @@ def untested(design: Design, rows: list[dict[str, Any]]) -> list[dict[str, Any]]
     mine, patches = design.any_row, {row["patch"] for row in design.rows.values()}
     same = (*OBJECT, "builder")
     newest = {row["patch"]: row for row in rows if all(row[name] == mine[name] for name in same)}
-    return [row for patch, row in newest.items() if patch not in patches and row["status"] not in (query.PENDING,)]
+    return [row for patch, row in newest.items() if patch not in patches and row["status"] != query.PENDING]
 
 
 def confounded_design(row: dict, baselines: list[dict], made: Mapping[int, Making]) -> Design:
@@ -246,15 +244,12 @@ def markdown(report: dict[str, Any]) -> str:
 
 def section(design: dict[str, Any]) -> str:
     about = design["object"]
-    dtype = f"stored ({design['checkpoint_dtype']})" if about["dtype"] == "stored" else about["dtype"]
+    dtype = with_stored(about["dtype"], design["checkpoint_dtype"])
     title = f"## {about['model']}, {dtype}, builder {about['builder']}"
     rest = ", ".join(f"{n} {v}" for n, v in about.items() if n not in ("model", "dtype", "builder") and v)
     header = ["cell", "Export of the same checkpoint", *MEASURED]
     table = markdown_table(header, [line(row, design["on_top_of"]) for row in design["rows"]])
-    verdict_rows = [
-        [v["change"], v["word"], "" if v["share"] is None else f"{v['share']:.0%}", v["why"]]
-        for v in design["verdicts"]
-    ]
+    verdict_rows = [[v["change"], v["word"], part(v["share"]), v["why"]] for v in design["verdicts"]]
     judged = markdown_table(["Change", "Verdict", "Share of log error", "Why"], verdict_rows)
     notes = [note for note in [design["together"], *design["confirmed"], senseless(design["rows"])] if note]
     notes += [
@@ -266,9 +261,9 @@ def section(design: dict[str, Any]) -> str:
             f"python -m reports proof --model {shlex.quote(about['model'])} --builder {shlex.quote(about['builder'])}"
         )
         notes.append(f"Missing, cheapest first: {markdown_code(design['command'])}, then `{then}`.")
-    notes.append(f"All: {rest}. Compared by hashes: sources, packages, checkpoint, prompts and machine are the same.")
-    if any(v["word"] == CONFOUNDED for v in design["verdicts"]):
-        notes[-1] = f"All: {rest}."
+    same = " Compared by hashes: sources, packages, checkpoint, prompts and machine are the same."
+    confounded = any(v["word"] == CONFOUNDED for v in design["verdicts"])
+    notes.append(f"All: {rest}.{'' if confounded else same}")
     return "\n".join([title, "", table, "", judged, "", *(f"- {note}" for note in notes)])
 
 

@@ -21,8 +21,6 @@ NAMES = (
     *(f for f in FACTORS if f not in ("model", "dtype", "backend", "builder")),
     "options",
 )
-# What a builder can be blamed for; no network, a time-out or a bad patch are not.
-FINDINGS = ("ok", "export_failed", "load_failed", "run_failed")
 ALWAYS = ("model", "dtype", "backend")
 
 
@@ -35,7 +33,7 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], since: date | 
     """
     engine = open_database(db, create=False)
     query.check_filters(engine, filters, [])
-    rows = [row for row in query.history_rows(engine, filters) if row["status"] in FINDINGS]
+    rows = [row for row in query.history_rows(engine, filters) if row["status"] in query.OF_EXPORT]
     engine.dispose()
     lines: dict[tuple, list[dict[str, Any]]] = {}
     for row in rows:

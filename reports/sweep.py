@@ -82,9 +82,13 @@ def table(report: dict[str, Any]) -> str:
 
 def label(name: str, rows: list[dict[str, Any]]) -> str:
     """A factor that all cells share; of a dtype that is as stored, what that is."""
-    value = rows[0][name]
-    stored = {row["checkpoint_dtype"] for row in rows if row["checkpoint_dtype"]}
-    return f"stored ({', '.join(sorted(stored))})" if name == "dtype" and value == "stored" and stored else value
+    stored = sorted({row["checkpoint_dtype"] for row in rows if row["checkpoint_dtype"]})
+    return with_stored(rows[0][name], ", ".join(stored)) if name == "dtype" and stored else rows[0][name]
+
+
+def with_stored(dtype: str, stored: str | None) -> str:
+    """A dtype; of one that is as stored, what that is."""
+    return f"stored ({stored})" if dtype == "stored" else dtype
 
 
 def measured(row: dict[str, Any]) -> list[str]:

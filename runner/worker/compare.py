@@ -61,12 +61,10 @@ def compare_prompt(arguments: dict, reference: dict, candidate: dict, floor: flo
     """
     matched = matched_tokens(reference["tokens"], candidate["tokens"])
     length = min(matched + 1, len(reference["tokens"]), len(candidate["tokens"]))
-    free, rows = steps(arguments, reference, candidate["logits"], candidate, length)
+    free, rows = steps(arguments, reference, candidate["logits"], length)
     modes = {FREE: free}
     if not reference["one_pass_differs"]:
-        modes[FORCED], more = steps(
-            arguments, reference, candidate["forced_logits"], candidate, len(reference["tokens"])
-        )
+        modes[FORCED], more = steps(arguments, reference, candidate["forced_logits"], len(reference["tokens"]))
         rows["finite"] = rows["finite"] and more["finite"]
     identical = reference["tokens"] == candidate["tokens"]
     whole = {mode + name: value for mode, numbers in modes.items() for name, value in over_steps(numbers).items()}
@@ -104,7 +102,7 @@ def compare_prompt(arguments: dict, reference: dict, candidate: dict, floor: flo
     }
 
 
-def steps(arguments: dict, reference: dict, file: str, candidate: dict, count: int) -> tuple[dict, dict]:
+def steps(arguments: dict, reference: dict, file: str, count: int) -> tuple[dict, dict]:
     """The metrics of `count` steps ({name: [value a step]}), and what is asked of the reference's own rows."""
     ours = continuation.logits(arguments["reference"], reference["logits"])
     theirs = continuation.logits(arguments["candidate"], file)
