@@ -81,7 +81,7 @@ class Store:
         shutil.rmtree(grave, ignore_errors=True)
 
     def finish(self, kind: str, key: str, draft: Path, inputs: dict, meta: dict) -> Artifact:
-        """Stamp a draft folder and rename it into place."""
+        """Say of a draft folder what is in it, and put it into place."""
         files = {
             path.relative_to(draft).as_posix(): {
                 "size": path.stat().st_size,
@@ -89,13 +89,16 @@ class Store:
             }
             for path in hashing.files_below(draft)
         }
-        manifest = {"kind": kind, "key": key, "inputs": inputs, "meta": meta, "files": files}
+        return self.place(kind, key, draft, {"kind": kind, "key": key, "inputs": inputs, "meta": meta, "files": files})
+
+    def place(self, kind: str, key: str, draft: Path, manifest: dict) -> Artifact:
+        """Stamp a folder with its manifest and rename it into place; a broken or unwanted one there goes."""
         part = draft / (MANIFEST + ".part")
         part.write_text(json.dumps(manifest, ensure_ascii=False, indent=1), encoding="utf-8")
         os.replace(part, draft / MANIFEST)
         folder = self.folder(kind, key)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        if folder.exists():  # a broken or unwanted one
+        if folder.exists():
             self.remove(Artifact(folder, {}))
         os.replace(draft, folder)
         return Artifact(folder, manifest)
