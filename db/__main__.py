@@ -148,6 +148,13 @@ def metrics(
 
 
 @app.command()
+def constants(cell: int, format: Format = "table", db: Db = None) -> None:
+    """What a cell's export holds beside what transformers computes: a row a constant and set of layers."""
+    rows = detail.cell_constants(open_database(db, create=False), cell)
+    output.show(rows, detail.CONSTANT_COLUMNS, format)
+
+
+@app.command()
 def diff(one: int, two: int, format: Format = "table", db: Db = None) -> None:
     """Only what differs between two cells: what they were made of, and what came out."""
     rows = reasons.diff_rows(open_database(db, create=False), one, two)

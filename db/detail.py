@@ -9,7 +9,18 @@ from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 from db.engine import reading
-from db.models import Cell, Finding, MetricName, MetricValue, NoiseValue, Package, PromptInput, PromptResult, StageRun
+from db.models import (
+    Cell,
+    ConstantValue,
+    Finding,
+    MetricName,
+    MetricValue,
+    NoiseValue,
+    Package,
+    PromptInput,
+    PromptResult,
+    StageRun,
+)
 from db.query import KINDS, NotInDatabase, cell_part
 
 ROLES = ("builder", "runtime", "reference")
@@ -18,6 +29,9 @@ CHANGE_COLUMNS = ("change", "status", "detail")
 STAGE_COLUMNS = ("stage", "found", "seconds", "peak_memory_bytes", "artifact")
 TEXT_COLUMNS = ("prompt", "verdict", "reference_outcome", "outcome", "parting", "reference_text", "candidate_text")
 FINDING_COLUMNS = ("kind", "prompt", "check", "evidence")
+CONSTANT_COLUMNS = (
+    "kind", "what", "layers", "reference", "export", "max_abs_diff", "positions", "verdict", "says",
+)  # fmt: skip
 INPUT_COLUMNS = ("prompt", "tokens", "text", "ids", "template_source", "template_hash")
 
 
@@ -127,6 +141,24 @@ def noise_rows(engine: Engine, keys: Sequence[str]) -> dict[str, list[NoiseValue
         for row in session.scalars(query.order_by(NoiseValue.noise_key, NoiseValue.variant, NoiseValue.position)):
             found.setdefault(row.noise_key, []).append(row)
     return found
+
+
+def constant_rows(engine: Engine, keys: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """The constants of some artifacts, by key, in order, with `CONSTANT_COLUMNS`."""
+    query = select(ConstantValue).where(ConstantValue.constants_key.in_(keys))
+    found: dict[str, list[dict[str, Any]]] = {}
+    with reading(engine) as session:
+        for row in session.scalars(query.order_by(ConstantValue.constants_key, ConstantValue.position)):
+            found.setdefault(row.constants_key, []).append({c: getattr(row, c) for c in CONSTANT_COLUMNS})
+    return found
+
+
+def cell_constants(engine: Engine, cell_id: int) -> list[dict[str, Any]]:
+    """The constants of one cell's export, with `CONSTANT_COLUMNS`."""
+    with reading(engine) as session:
+        cell = existing_cell(session, cell_id)
+        key = cell.result.constants_key if cell.result else None
+    return constant_rows(engine, [key]).get(key, []) if key else []
 
 
 def findings_of(engine: Engine, result_ids: Sequence[int]) -> dict[int, list[Finding]]:

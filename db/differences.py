@@ -28,8 +28,8 @@ MADE_OF = {
 }
 # A noise floor is another where one of these is: it is told where it differs by itself.
 OF_THE_FLOOR = {
-    "model", "dtype", "layers", "prompts", "reference", "max_new_tokens", "threads", "options", "checkpoint",
-    "files' dtype", "layer count", "measurement version",
+    "model", "dtype", "layers", "precision", "prompts", "reference", "max_new_tokens", "threads", "options",
+    "checkpoint", "files' dtype", "layer count", "measurement version",
 }  # fmt: skip
 
 
@@ -136,6 +136,8 @@ def differences(one: Making, two: Making, ignore: Iterable[str] = ()) -> list[Di
     found = [d for d in found if not (d.what == "builder sources" and "builder" in named)]
     if named & OF_THE_FLOOR or one.environments["reference"] != two.environments["reference"]:
         found = [d for d in found if d.what != "noise floor"]
+    if "precision" in named:  # each is held to thresholds of its own
+        found = [d for d in found if d.what != "thresholds"]
     for role in ROLES:
         mine, theirs = one.environments[role], two.environments[role]
         if mine and theirs and mine != theirs:

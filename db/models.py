@@ -56,6 +56,7 @@ class Sweep(Base):
     started: Mapped[datetime] = mapped_column(default=now)
     ended: Mapped[datetime | None]
     state: Mapped[str] = mapped_column(default="running")  # running, done, interrupted, failed, died
+    action: Mapped[str] = mapped_column(default="run")  # what was done with the cells
     overrides: Mapped[list[Any]]
     host: Mapped[str]
     pid: Mapped[int]
@@ -227,6 +228,7 @@ class Result(Base):
     peak_memory_bytes: Mapped[int | None]
 
     checkpoint_hash: Mapped[str | None]
+    checkpoint_origin: Mapped[str | None]  # a hub's commit, a GGUF file, a seed; None for a folder
     checkpoint_dtype: Mapped[str | None]  # what its files hold
     files_dtype: Mapped[str | None]  # what both sides were given: the same, or what it was cast to
     reference_dtype: Mapped[str | None]  # what transformers loaded
@@ -234,6 +236,7 @@ class Result(Base):
     layer_count: Mapped[int | None]  # of the reference
     prompts_key: Mapped[str | None]  # of its `PromptInput` rows
     noise_key: Mapped[str | None]  # of its `NoiseValue` rows
+    constants_key: Mapped[str | None]  # of its `ConstantValue` rows
     thresholds: Mapped[dict[str, Any] | None]  # of the verdicts, in multiples of the noise floor
     overridden: Mapped[dict[str, Any] | None]  # {side: generation options that took no part}
     overlay_tree: Mapped[str | None]
@@ -380,6 +383,24 @@ class NoiseValue(Base):
     first: Mapped[float | None]
     largest: Mapped[float | None]
     left_out: Mapped[str | None]
+
+
+class ConstantValue(Base):
+    """A constant of an export beside what transformers computes; the rows of a constants artifact."""
+
+    __tablename__ = "constant_value"
+
+    constants_key: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str]  # rope, norm_weight, embedding_scale, …
+    what: Mapped[str]
+    layers: Mapped[list[Any] | None]
+    reference: Mapped[str | None]
+    export: Mapped[str | None]
+    max_abs_diff: Mapped[float | None]
+    positions: Mapped[int | None]
+    verdict: Mapped[str]  # same, rounded, differs, dropped, added, unread
+    says: Mapped[str]
 
 
 class MetricName(Base):

@@ -58,11 +58,11 @@ class NotInDatabase(Exception):
     """A sweep or cell that is asked for and is not there."""
 
 
-def sweep_id(engine: Engine, sweep: str) -> int:
-    """The id of a sweep: a number, or "latest". Errors: `NotInDatabase`."""
+def sweep_id(engine: Engine, sweep: str, actions: Sequence[str] = ("run",)) -> int:
+    """The id of a sweep: a number, or "latest", of those that did one of `actions`. Errors: `NotInDatabase`."""
     with reading(engine) as session:
         if sweep == "latest":
-            found = session.scalar(select(func.max(Sweep.id)))
+            found = session.scalar(select(func.max(Sweep.id)).where(Sweep.action.in_(actions)))
         else:
             asked = int(sweep) if sweep.isdecimal() and len(sweep) < 18 else 0
             found = session.scalar(select(Sweep.id).where(Sweep.id == asked))
@@ -91,15 +91,18 @@ def refuse_absent(option: str, asked: Sequence[str], there: set[str]) -> None:
 
 
 def filtered(query: Select, filters: Mapping[str, Sequence[str]], status: Sequence[str], sweep: int | None) -> Select:
-    """`query` over cells and results, narrowed: any of the values given for each factor."""
+    """`query` over cells and results, narrowed: any of the values given for each factor.
+
+    Of all sweeps only those count that compared logits.
+    """
     for factor, values in filters.items():
         if values:
             query = query.where(getattr(Cell, factor).in_(values))
     if status:
         query = query.where(func.coalesce(Result.status, PENDING).in_(status))
     if sweep is not None:
-        query = query.where(Cell.sweep_id == sweep)
-    return query
+        return query.where(Cell.sweep_id == sweep)
+    return query.where(Cell.sweep_id.not_in(select(Sweep.id).where(Sweep.action != "run")))
 
 
 def cell_rows(
@@ -155,8 +158,8 @@ SUMMARY = (
     "first_diff_least", "first_diff_largest", "diff_least", "diff_largest", "forced_diff_largest",
     "non_finite_count", "nonsense_count", "noise_floor_largest", "noise_ratio_largest", "multiple_largest",
     "thresholds", "verdict", "failed_stage", "checkpoint_dtype", "files_dtype", "reference_dtype",
-    "candidate_dtype", "layer_count", "noise_key", "prompts_key", "overridden", "seconds", "stand_in",
-    "measurement_version",
+    "candidate_dtype", "layer_count", "noise_key", "constants_key", "checkpoint_origin", "prompts_key", "overridden",
+    "seconds", "stand_in", "measurement_version",
 )  # fmt: skip
 # The columns of `cell_part` and `summary_part`, of every cell.
 CELLS = select(

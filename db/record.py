@@ -20,6 +20,7 @@ from db.models import (
     Cell,
     CellRest,
     ChangeOutcome,
+    ConstantValue,
     Environment,
     Finding,
     Machine,
@@ -58,7 +59,8 @@ class NewResult:
     values: columns of `Result`. environments: {role: {"hash", "platform",
     "packages": {name: version}}}. machine: columns of `Machine`. stages:
     columns of `StageRun`. prompts: as the comparison wrote them. findings,
-    inputs, noise: columns of `Finding`, `PromptInput` and `NoiseValue`.
+    inputs, noise, constants: columns of `Finding`, `PromptInput`, `NoiseValue`
+    and `ConstantValue`.
     """
 
     values: Mapping[str, Any]
@@ -69,6 +71,7 @@ class NewResult:
     findings: Sequence[Mapping[str, Any]] = ()
     inputs: Sequence[Mapping[str, Any]] = ()
     noise: Sequence[Mapping[str, Any]] = ()
+    constants: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class Provenance:
 
 
 def begin_sweep(
-    engine: Engine, overrides: Sequence[str], version: str, cells: Sequence[Mapping[str, Any]]
+    engine: Engine, overrides: Sequence[str], version: str, cells: Sequence[Mapping[str, Any]], action: str = "run"
 ) -> tuple[int, list[int]]:
     """A new sweep and its cells, all still without a result. Returns their ids.
 
@@ -92,7 +95,8 @@ def begin_sweep(
     """
     with writing(engine) as session:
         bury_dead(session)
-        sweep = Sweep(overrides=list(overrides), host=platform.node(), pid=os.getpid(), version=version)
+        about = {"action": action, "host": platform.node(), "pid": os.getpid(), "version": version}
+        sweep = Sweep(overrides=list(overrides), **about)
         session.add(sweep)
         session.flush()
         rows = [
@@ -148,6 +152,7 @@ def record_result(engine: Engine, cell_id: int, new: NewResult, provenance: Prov
         add_metrics(session, result.prompts, new.prompts)
         add_shared(session, PromptInput, "prompts_key", new.inputs)
         add_shared(session, NoiseValue, "noise_key", new.noise)
+        add_shared(session, ConstantValue, "constants_key", new.constants)
         finish_cell(session, cell_id, result.id, False, provenance)
         return result.id
 
@@ -155,7 +160,9 @@ def record_result(engine: Engine, cell_id: int, new: NewResult, provenance: Prov
 def finish_cell(session: Session, cell_id: int, result_id: int, found: bool, provenance: Provenance) -> None:
     values = {"result_id": result_id, "found": found, **provenance.values}
     session.execute(update(Cell).where(Cell.id == cell_id).values(values))
-    add_rests(session, session.get_one(Cell, cell_id), session.get_one(Result, result_id))
+    cell = session.get_one(Cell, cell_id)
+    if cell.sweep.action == "run":
+        add_rests(session, cell, session.get_one(Result, result_id))
     rows = [{"cell_id": cell_id, "position": n, **change} for n, change in enumerate(provenance.changes)]
     if rows:
         session.execute(insert(ChangeOutcome), rows)

@@ -12,8 +12,10 @@ import typer
 
 from db.engine import DatabaseProblem
 from db.query import NotInDatabase
+from reports import constants as constants_report
 from reports import depth as depth_report
 from reports import evidence as evidence_report
+from reports import families as families_report
 from reports import history as history_report
 from reports import noise as noise_report
 from reports import pairs as pairs_report
@@ -100,6 +102,34 @@ def noise(
     """How far the reference moves by itself: other dtype, attention, threads, one pass for many."""
     filters = chosen(model=model, dtype=dtype, prompts=prompts)
     write(noise_report, noise_report.collect(db, filters, sweep), format, out)
+
+
+@app.command()
+def constants(
+    model: Model = None,
+    builder: Builder = None,
+    patch: Patch = None,
+    dtype: Dtype = None,
+    sweep: OneSweep = None,
+    every: Annotated[bool, typer.Option("--every", help="A row for each constant of each cell.")] = False,
+    out: Out = None,
+    format: Format = "md",
+    db: Db = None,
+) -> None:
+    """What exports hold beside what transformers computes; of the latest sweep where none is asked for."""
+    filters = chosen(model=model, builder=builder, patch=patch, dtype=dtype)
+    write(constants_report, constants_report.collect(db, filters, sweep, every), format, out)
+
+
+@app.command()
+def families(
+    sweep: OneSweep = None,
+    out: Out = None,
+    format: Format = "md",
+    db: Db = None,
+) -> None:
+    """Of each family's small random checkpoint: builds or not, within the noise or not, why."""
+    write(families_report, families_report.collect(db, sweep), format, out)
 
 
 @app.command()

@@ -12,13 +12,14 @@ from reports.sweep import with_stored
 from reports.table import number, span
 
 # What a floor depends on, and what the reader must know of it when it varies.
-NAMES = ("model", "dtype", "layers", "prompts", "reference", "max_new_tokens", "threads", "options")
+NAMES = ("model", "dtype", "layers", "precision", "prompts", "reference", "max_new_tokens", "threads", "options")
 ALWAYS = ("model", "dtype")
 TITLES = {
     "dtype": "Other dtype",
     "attention": "Other attention",
     "threads": "Other threads",
     "passes": "One pass",
+    "precision": "Own precision",
 }
 
 
@@ -63,13 +64,14 @@ def markdown(report: dict[str, Any]) -> str:
     body = [
         [
             *(label(row, name) for name in shown),
-            *(span(*ends(largest(row).get(v, {}).values())) or "left out" for v in variants),
+            *(span(*ends(largest(row).get(v, {}).values())) or missing(row, v) for v in variants),
             number(floor(row)),
             span(*row["span"]) if row["span"] else "",
         ]
         for row in rows
     ]
-    notes = [f"- {line}" for line in [HOW, *versus(rows), *left_out(rows)]]
+    rounded = [ROUNDED] if any(rounds(row) for row in rows) else []
+    notes = [f"- {line}" for line in [HOW, *rounded, *versus(rows), *left_out(rows)]]
     each = ["", each_prompt(rows[0], variants)] if len(rows) == 1 and variants else []
     return "\n".join([markdown_table(header, body), *each, "", *notes])
 
@@ -77,6 +79,12 @@ def markdown(report: dict[str, Any]) -> str:
 HOW = (
     "Largest absolute difference of the reference's logits over the steps of the same tokens, computed otherwise;"
     " ranges over prompts. The floor is the largest of them: no export can be asked to be much nearer than that."
+)
+
+
+ROUNDED = (
+    "Own precision: the reference with its own weights rounded as those of an export in that precision are. Such an"
+    " export is held to this; where it could not be measured there is no floor, and no verdict."
 )
 
 
@@ -98,17 +106,36 @@ def ends(values) -> tuple[float | None, float | None]:
     return min(values, default=None), max(values, default=None)
 
 
+def missing(row: dict[str, Any], variant: str) -> str:
+    """What stands where a variant has no number: an export in fp32 has no precision of its own to measure."""
+    return "" if variant == "precision" and not rounds(row) else "left out"
+
+
+def rounds(row: dict[str, Any]) -> bool:
+    """Whether the floor is one of an export in another precision than fp32."""
+    return any(value["variant"] == "precision" for value in row["values"])
+
+
+def floor_of(row: dict[str, Any], prompt: str) -> float | None:
+    """A prompt's largest; None where the export's precision is not among what was measured."""
+    found = {variant: prompts[prompt] for variant, prompts in largest(row).items() if prompt in prompts}
+    return None if rounds(row) and "precision" not in found else max(found.values(), default=None)
+
+
+def prompts_of(row: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(value["prompt"] for value in row["values"] if value["prompt"]))
+
+
 def floor(row: dict[str, Any]) -> float | None:
-    return max((v for prompts in largest(row).values() for v in prompts.values()), default=None)
+    floors = [floor_of(row, prompt) for prompt in prompts_of(row)]
+    return max((value for value in floors if value is not None), default=None)
 
 
 def each_prompt(row: dict[str, Any], variants: list[str]) -> str:
     found = largest(row)
-    prompts = dict.fromkeys(value["prompt"] for value in row["values"] if value["prompt"])
-    columns = {prompt: [found[v].get(prompt) for v in variants] for prompt in prompts}
     body = [
-        [prompt, *map(number, values), number(ends(v for v in values if v is not None)[1])]
-        for prompt, values in columns.items()
+        [prompt, *(number(found[v].get(prompt)) for v in variants), number(floor_of(row, prompt))]
+        for prompt in prompts_of(row)
     ]
     return markdown_table(["prompt", *(TITLES[v] for v in variants), "Noise floor"], body)
 

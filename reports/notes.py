@@ -11,20 +11,27 @@ from db.output import markdown_code, markdown_text
 from reports.table import cells
 
 MOST_FINDINGS = 12
+WITHOUT = "Without the noise of its own precision there is no floor and no verdict"
 PATCH_WORDS = {"present": "is already in", "not_applicable": "has nothing to change in"}
 REVERSED_WORDS = {"present": "has been taken out already of", "not_applicable": "has nothing to take out of"}
 
 
 def with_findings(engine: Engine, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of cells with their "findings", and why variants were "noise_left_out"."""
+    """Rows of cells with their "findings", why variants were "noise_left_out", and how the "noise_rounded" by
+    precision was made: "float32 / float16", None where the export is in fp32."""
     found = detail.findings_of(engine, sorted({row["result"] for row in rows if row["result"]}))
     noise_rows = detail.noise_rows(engine, sorted({row["noise_key"] for row in rows if row["noise_key"]}))
     left_out = {
         key: [f"{value.variant}: {value.left_out}" for value in values if value.left_out]
         for key, values in noise_rows.items()
     }
+    rounded = {
+        key: next((value.versus for value in values if value.variant == "precision" and value.versus), None)
+        for key, values in noise_rows.items()
+    }
     return [
         row
+        | {"noise_rounded": rounded.get(row["noise_key"])}
         | {"findings": [{c: getattr(f, c) for c in detail.FINDING_COLUMNS} for f in found.get(row["result"], [])]}
         | {"noise_left_out": left_out.get(row["noise_key"], [])}
         for row in rows
@@ -33,18 +40,47 @@ def with_findings(engine: Engine, rows: list[dict[str, Any]]) -> list[dict[str, 
 
 def noise(rows: list[dict[str, Any]]) -> list[str]:
     """What the multiples are of, what the verdicts stand for, and what was no noise."""
-    measured = [row for row in rows if row["noise_floor_largest"] is not None and row["thresholds"]]
-    if not measured:
-        return []
-    limits = measured[0]["thresholds"]
-    lines = [
-        "Noise floor: how far the reference moves by itself, at most; × noise: the largest difference in multiples of"
-        f" its own prompt's floor. Up to {limits['within']:g} is within noise, above {limits['broken']:g} broken: a"
-        " verdict on the numbers, whatever the text."
-    ]
-    left_out = {(row["model"], why.split(":")[0]): why for row in reversed(measured) for why in row["noise_left_out"]}
-    return lines + [
-        f"Left out of {model}'s noise floor: {markdown_text(why)}." for (model, _), why in sorted(left_out.items())
+    judged = [row for row in rows if row["thresholds"]]
+    measured = [row for row in judged if row["noise_floor_largest"] is not None]
+    plain, rounded = ([row for row in measured if bool(row["noise_rounded"]) is own] for own in (False, True))
+    lines = []
+    if measured:
+        lines.append(
+            "Noise floor: how far the reference moves by itself, at most; × noise: the largest difference in multiples"
+            f" of its own prompt's floor.{limits(plain)}"
+        )
+    if rounded:
+        how = ", ".join(sorted({row["noise_rounded"] for row in rounded}))
+        lines.append(
+            "An export in another precision than fp32 is held to that precision's noise, the reference with its own"
+            f" weights rounded so ({how}).{limits(rounded)}"
+        )
+    return lines + left_out(judged)
+
+
+def limits(rows: list[dict[str, Any]]) -> str:
+    """The thresholds of some rows, which have the same; "" for no row."""
+    if not rows:
+        return ""
+    thresholds = rows[0]["thresholds"]
+    within, broken = (f"{thresholds[name]:g}" for name in ("within", "broken"))
+    return f" Up to {within} is within noise, above {broken} broken: a verdict on the numbers, whatever the text."
+
+
+def left_out(rows: list[dict[str, Any]]) -> list[str]:
+    """What was no noise, once a model; and whose own precision's could not be measured, which leaves no floor."""
+    found: dict[tuple[str, str], str] = {}
+    without: dict[str, list[int]] = {}
+    for row in rows:
+        for why in row["noise_left_out"]:
+            variant, _, reason = why.partition(": ")
+            if variant == "precision":
+                without.setdefault(reason, []).append(row["cell"])
+            else:
+                found.setdefault((row["model"], variant), why)
+    return [
+        *(f"Left out of {model}'s noise floor: {markdown_text(why)}." for (model, _), why in sorted(found.items())),
+        *(f"{WITHOUT}, {cells(mine)}: {markdown_text(why)}." for why, mine in without.items()),
     ]
 
 

@@ -19,12 +19,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from db.models import FACTORS
 from db.scrub import scrub
-from runner import hashing, paths, releases, schema
+from runner import families, hashing, paths, releases, schema
 from runner.failures import ConfigFailed
 
 # Keys inside a factor that its label tells already.
 TOLD = {
-    "model.path", "model.name", "builder.path", "builder.ref", "builder.name",
+    "model.path", "model.name", "model.hub", "model.family", "builder.path", "builder.ref", "builder.name",
     "patch.number", "patch.from", "patch.to", "patch.file", "patch.reverse",
 }  # fmt: skip
 assert set(FACTORS) == {field.name for field in fields(schema.Factors)}
@@ -74,7 +74,7 @@ def from_plain(plain: Mapping[str, Any], choices: Mapping[str, str], overrides: 
     """
     factors = as_asked(plain, choices)
     try:
-        refuse_a_path_for(str(choices.get("model", "")), overrides)
+        refuse_another_source(str(choices.get("model", "")), overrides)
         config = typed(plain)
         factors = labels(config, choices)
         check(config)
@@ -94,13 +94,18 @@ def chosen(patch: str) -> list[str]:
     return [part.strip(" '\"") for part in patch.strip("[]").split(",")]
 
 
-def refuse_a_path_for(model: str, overrides: Sequence[str]) -> None:
+# The model files that stand for a source, by the key that says which checkpoint of it.
+OPEN_MODELS = {"path": "path", "hub": "hub", "family": "random"}
+
+
+def refuse_another_source(model: str, overrides: Sequence[str]) -> None:
     """``model.path=`` would move a model that has a folder of its own, and its rows would still bear its name."""
-    if model not in ("", "path") and any(override.lstrip("+").startswith("model.path=") for override in overrides):
-        raise ConfigFailed(
-            f"model.path: model={model} has a folder of its own",
-            hint="model.path= goes with model=path alone; for both in one sweep write a file: my_conf/model/NAME.yaml",
-        )
+    for key, file in OPEN_MODELS.items():
+        if model not in ("", file) and any(o.lstrip("+").startswith(f"model.{key}=") for o in overrides):
+            raise ConfigFailed(
+                f"model.{key}: model={model} has a checkpoint of its own",
+                hint=f"model.{key}= goes with model={file} alone; for both in one sweep write my_conf/model/NAME.yaml",
+            )
 
 
 def typed(plain: Mapping[str, Any]) -> schema.Factors:
@@ -132,10 +137,9 @@ def typed_values(text: str) -> dict[str, Any]:
     try:
         merged = OmegaConf.merge(OmegaConf.structured(part_of_schema(tuple(given))), given)
         model = merged.model if "model" in given else None
-        if model and OmegaConf.is_missing(model, "name") and not OmegaConf.is_missing(model, "path"):
-            model.name = Path(model.path).expanduser().resolve().name
-        missing = sorted(key for key in OmegaConf.missing_keys(merged) if key.split(".")[0] in given)
-        if missing := [key for key in missing if key != "model.name"]:
+        if model and OmegaConf.is_missing(model, "name"):
+            model.name = name_of(model)
+        if missing := sorted(key for key in OmegaConf.missing_keys(merged) if key.split(".")[0] in given):
             where = "add it in its file" if "[" in missing[0] else f"set it on the command line: {missing[0]}=VALUE"
             raise ConfigFailed(f"{', '.join(missing)}: a value is needed", hint=where)
         values = {name: merged[name] for name in given}
@@ -145,6 +149,24 @@ def typed_values(text: str) -> dict[str, Any]:
         raise ConfigFailed(in_a_line(error), error_type=type(error).__name__) from error
     except (RuntimeError, ValueError, OSError) as error:  # of a path: no such user, a loop of links, a null byte
         raise ConfigFailed(f"{text[:200]}: {error}", error_type=type(error).__name__) from error
+
+
+def name_of(model: Any) -> str:
+    """A model's name where its file gives it none: its folder's, its repository's, or its family's.
+
+    Errors: `ConfigFailed` where it has none of them.
+    """
+    for key, of in (
+        ("path", lambda path: Path(path).expanduser().resolve().name),
+        ("hub", lambda repo: repo.rpartition("/")[2]),
+        ("family", lambda family: f"random_{families.label(family)}"),
+    ):
+        if not OmegaConf.is_missing(model, key) and model[key]:
+            return of(model[key])
+    raise ConfigFailed(
+        f"{' or '.join(f'model.{key}' for key in OPEN_MODELS)}: a value is needed",
+        hint=f"set it: {', or '.join(f'model={file} model.{key}=VALUE' for key, file in OPEN_MODELS.items())}",
+    )
 
 
 def in_a_line(error: OmegaConfBaseException) -> str:
@@ -214,8 +236,7 @@ def builder_label(builder: schema.Builder) -> str:
 
 def check(config: schema.Factors) -> None:
     """Values that types cannot check. Errors: `ConfigFailed`: what, where, what is allowed."""
-    if not config.model.path.strip():
-        raise ConfigFailed("model.path: it is empty", hint="name the checkpoint's folder: model.path=DIR")
+    check_model(config.model)
     check_builder(config.builder)
     one_of("dtype", config.dtype, schema.DTYPES)
     one_of("precision", config.precision, schema.PRECISIONS)
@@ -242,6 +263,23 @@ def check(config: schema.Factors) -> None:
                 f"prompts: the prompt {prompt.name!r} expects nothing, which any answer would have",
                 hint="leave expect out where nothing is expected",
             )
+
+
+def check_model(model: schema.Model) -> None:
+    """Errors: `ConfigFailed`."""
+    given = [key for key in schema.MODEL_SOURCES if getattr(model, key) is not None]
+    if len(given) > 1 or not (given or model.config):
+        what = f"{' and '.join(given)} are given" if given else "it names no checkpoint"
+        raise ConfigFailed(f"model={model.name}: {what}", hint=f"allowed: one of {', '.join(schema.MODEL_SOURCES)}")
+    for key in given:
+        if not getattr(model, key).strip():
+            raise ConfigFailed(f"model.{key}: it is empty", hint=f"set it: model.{key}=VALUE")
+    if model.gguf and not model.hub:
+        raise ConfigFailed("model.gguf: it names a file of a hub's repository", hint="a file here is model.path=FILE")
+    if model.family:
+        families.read(model.family)
+    if model.config and not (model.family or isinstance(model.config.get("model_type"), str)):
+        raise ConfigFailed(f"model={model.name}: its config has no model_type")
 
 
 def check_builder(builder: schema.Builder) -> None:
@@ -294,11 +332,17 @@ def plain(value: Any) -> dict[str, Any]:
 
 
 def model_path(config: schema.Factors) -> Path:
-    """The checkpoint's folder: absolute, or relative to here, or else to the project."""
+    """The checkpoint's folder or file: absolute, or relative to here, or else to the project."""
+    assert config.model.path is not None
     try:
         path = Path(config.model.path).expanduser()
     except RuntimeError as error:
         raise ConfigFailed(f"model.path {config.model.path!r}: {error}") from error
-    if path.is_absolute() or path.is_dir():
+    if path.is_absolute() or path.exists():
         return path
     return paths.PROJECT / path
+
+
+def model_place(model: schema.Model) -> str:
+    """What tells two models of one name apart."""
+    return model.path or (f"{model.hub}@{model.revision}" if model.hub else f"{model.family or model.name}")

@@ -15,7 +15,14 @@ from runner.failures import CheckpointFailed, ConfigFailed
 
 DTYPE_NAMES = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 DOCUMENTS = {".md", ".pdf", ".png", ".jpg", ".jpeg", ".gif"}
-FOLDER_HINT = "model.path must name a folder with config.json, *.safetensors and the tokenizer's files"
+# Of a checkpoint of several models, what the others are told in; null where it has none.
+TOWERS = ("vision_config", "audio_config")
+# The store's own file beside a checkpoint that was downloaded or made.
+MANIFEST = "manifest.json"
+FOLDER_HINT = (
+    "model.path must name a folder with config.json, *.safetensors and the tokenizer's files, or a .gguf file;"
+    " model=hub model.hub=OWNER/NAME downloads one"
+)
 CONFIG_DTYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -26,7 +33,8 @@ class Checkpoint:
     hash: of every file's path and bytes; text_hash: of all but the weights
     (what tokenising depends on). stamp: sizes, times and inodes, to notice a
     change while it is used. dtypes: tensors by floating dtype in the files;
-    config_dtype: what config.json says, or None.
+    config_dtype: what config.json says, or None. mixed: it holds a text model
+    among others.
     """
 
     path: Path
@@ -37,6 +45,7 @@ class Checkpoint:
     layers: int | None
     dtypes: dict[str, int]
     config_dtype: str | None
+    mixed: bool = False
 
     def same_dtype(self, dtype: str) -> bool:
         """Whether `dtype` is what files and config hold already."""
@@ -50,6 +59,7 @@ def content_files(path: Path) -> list[Path]:
         for file in path.rglob("*")
         if file.is_file()
         and file.suffix.lower() not in DOCUMENTS
+        and file != path / MANIFEST
         and not any(part.startswith(".") for part in file.relative_to(path).parts)
     )
 
@@ -97,6 +107,7 @@ class Inspector:
     def read(self, path: Path) -> Checkpoint:
         config = read_config(path)
         inner = config.get("text_config") or config
+        others = [config[key] for key in TOWERS if key in config]
         named = inner.get("dtype") or inner.get("torch_dtype") or config.get("torch_dtype")
         layers = inner.get("num_hidden_layers")
         if not isinstance(layers, int | None) or not isinstance(named, str | None):
@@ -120,10 +131,11 @@ class Inspector:
             hash=hashing.of_value(entries),
             text_hash=hashing.of_value(text),
             stamp=stamp,
-            model_type=str(config.get("model_type", "")),
+            model_type=str(inner.get("model_type") or config.get("model_type", "")),
             layers=layers,
             dtypes=dict(dtypes),
             config_dtype=CONFIG_DTYPES.get(named, named),
+            mixed=inner is not config and (not others or any(others)),
         )
 
     def file_hash(self, path: Path) -> str:

@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from runner import releases, schema
-from runner.cells import Cell, as_asked, from_plain, options_of
+from runner.cells import Cell, as_asked, from_plain, model_place, options_of
 from runner.failures import ConfigFailed
 
 KEYS = frozenset(field.name for field in fields(schema.Config))
@@ -53,6 +53,8 @@ class Part:
     composed: Composed | ConfigFailed
 
 
+# Folders of conf/ that hold data and no choices.
+NO_GROUPS = {"environment", "family"}
 # Hydra's options that take a value.
 VALUED = {"--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p", "--cfg", "-c"}
 
@@ -73,7 +75,7 @@ def check_keys(arguments: list[str], conf: Path) -> None:
     own = [b for a, b in itertools.pairwise(arguments) if a in ("--config-dir", "-cd")]
     own += [a.partition("=")[2] for a in arguments if a.startswith("--config-dir=")]
     folders = [folder for folder in (conf, *map(Path, own)) if folder.is_dir()]
-    groups = {path.name for folder in folders for path in folder.iterdir() if path.is_dir()}
+    groups = {path.name for folder in folders for path in folder.iterdir() if path.is_dir()} - NO_GROUPS
     known = sorted(KEYS | groups | {"hydra"})
     for argument in arguments:
         match = re.match(r"[+~]{0,2}([A-Za-z_][\w-]*)[^=]*=", argument) if not argument.startswith("-") else None
@@ -105,13 +107,13 @@ def compose_sweep(loader: ConfigLoader, master: DictConfig, arguments: list[str]
 
 
 def told_apart(cells: list[Cell]) -> list[Cell]:
-    """Name models by their whole path where two folders of one name are in a sweep."""
+    """Name models by their whole place where two checkpoints of one name are in a sweep."""
     paths: dict[str, set[str]] = {}
     for cell in cells:
         if cell.config:
-            paths.setdefault(cell.factors["model"], set()).add(cell.config.model.path)
+            paths.setdefault(cell.factors["model"], set()).add(model_place(cell.config.model))
     return [
-        replace(cell, factors={**cell.factors, "model": cell.config.model.path})
+        replace(cell, factors={**cell.factors, "model": model_place(cell.config.model)})
         if cell.config and len(paths[cell.factors["model"]]) > 1
         else cell
         for cell in cells

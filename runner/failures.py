@@ -170,11 +170,13 @@ STATUSES = (
 FINAL = frozenset({"reference_failed", "export_failed", "load_failed", "run_failed"})
 
 STAGE_FAILURES = {
+    "model": CheckpointFailed,
     "checkpoint": CheckpointFailed,
     "prompts": PromptsFailed,
     "reference": ReferenceFailed,
     "noise": ReferenceFailed,
     "export": ExportFailed,
+    "constants": RunFailed,
     "candidate": RunFailed,
     "compare": RunFailed,
 }

@@ -101,11 +101,14 @@ def settings_of(config: DictConfig) -> schema.Settings:
     check_exclude(settings.exclude)
     for variant in settings.noise.variants:
         one_of("noise.variants", variant, schema.NOISE_VARIANTS)
-    if not 0 < settings.verdict.within < settings.verdict.broken < math.inf:
-        raise ConfigFailed(
-            f"verdict: within={settings.verdict.within:g}, broken={settings.verdict.broken:g}",
-            hint="allowed: 0 < within < broken, multiples of the noise floor",
-        )
+    for prefix in ("", "precision_"):
+        names = f"{prefix}within", f"{prefix}broken"
+        within, broken = (getattr(settings.verdict, name) for name in names)
+        if not 0 < within < broken < math.inf:
+            raise ConfigFailed(
+                f"verdict: {names[0]}={within:g}, {names[1]}={broken:g}",
+                hint=f"allowed: 0 < {names[0]} < {names[1]}, multiples of the noise floor",
+            )
     for name in ("timeout", "stall"):
         if not 0 < getattr(settings.limits, name) < math.inf:
             raise ConfigFailed(f"limits.{name}: must be a number of seconds above 0")
@@ -116,14 +119,21 @@ def settings_of(config: DictConfig) -> schema.Settings:
 
 def show(sweep_id: int, settings: schema.Settings) -> None:
     """Print the table of a sweep, and where it is stored."""
-    from reports import sweep as report
-
     url = url_of(settings.db.url)
-    print(report.table(report.collect(url, str(sweep_id))))
     where = url.removeprefix("sqlite:///")
     flag = "" if where == url_of(None).removeprefix("sqlite:///") else f" --db {where}"
+    if settings.action == "constants":
+        from reports import constants
+
+        print(constants.markdown(constants.collect(url, {}, str(sweep_id), every=False)))
+        more = f"Every constant: python -m reports constants --every --sweep {sweep_id}{flag}"
+    else:
+        from reports import sweep as report
+
+        print(report.table(report.collect(url, str(sweep_id))))
+        more = f"Every number: python -m db results --sweep {sweep_id}{flag}"
     print(f"\nStored as sweep {sweep_id} in {where}")
-    print(f"Every number: python -m db results --sweep {sweep_id}{flag}")
+    print(more)
 
 
 def errors() -> Console:

@@ -17,10 +17,15 @@ from runner import backends, cells, checkpoints, diffs, environments, git, hashi
 from runner.cells import Cell
 from runner.environments import Resolution
 from runner.failures import Failure
+from runner.models import Maker, Models, Origin
+from runner.remote import Remote
 from runner.store import Store
 
 # Raise a stage's number when its output changes for the same inputs.
-VERSIONS = {"checkpoint": 3, "prompts": 3, "reference": 3, "noise": 2, "export": 2, "candidate": 3, "compare": 3}
+VERSIONS = {
+    "checkpoint": 3, "prompts": 3, "reference": 3, "noise": 2, "export": 3, "constants": 1, "candidate": 3,
+    "compare": 3,
+}  # fmt: skip
 # How results of the comparison are told apart: the number that rows carry.
 MEASUREMENT_VERSION = 2
 ROLES = ("builder", "runtime", "reference")
@@ -50,17 +55,23 @@ class Stage:
 class Plan:
     """A cell's stages and what they stand on.
 
-    checkpoint_path: the folder that both sides read where no stage has to make
-    one. result_hash: of everything that determines the cell's result.
+    results: the stages whose artifacts the cell's result is made of;
+    result_hash: of everything that determines it. origin: where the checkpoint
+    is from, where it is no folder of the user's.
     """
 
     stages: dict[str, Stage]
+    results: tuple[str, ...]
     checkpoint: checkpoints.Checkpoint
+    origin: str | None
     resolutions: dict[str, Resolution]
     source: sources.Source
     overlay: overlays.Overlay
     threads: int
-    result_hash: str
+
+    @cached_property
+    def result_hash(self) -> str:
+        return hashing.of_value("result", [self.stages[name].key for name in self.results])
 
 
 @dataclass
@@ -70,10 +81,14 @@ class Planner:
     store: Store
     settings: schema.Settings
     inspector: checkpoints.Inspector
+    make: Maker | None = None  # None: what is not there is not made
+    say: Callable[[str], None] = lambda text: None
     shared: dict[str, asyncio.Task] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.mirrors = git.Mirrors(self.store, self.once)
+        remote = Remote(self.settings.store.remote) if self.settings.store.remote else None
+        self.models = Models(self.store, remote, self.inspector, self.resolve, self.make, self.say)
 
     async def once(self, key: str, make: Callable):
         """The result of `make()`, shared by everyone who asks for `key`."""
@@ -108,6 +123,12 @@ class Planner:
         key = hashing.of_value("diff", url, cells.plain(wanted))
         return await self.once(key, lambda: diffs.get(self.mirrors, url, wanted))
 
+    async def origin(self, config: schema.Factors) -> Origin:
+        constants = self.settings.action == "constants"
+        return await self.once(
+            hashing.of_value("model", cells.plain(config.model)), lambda: self.models.origin(config, constants)
+        )
+
     async def plan(self, cell: Cell) -> Plan:
         """Errors: the `Failure` of whatever could not be prepared."""
         if cell.failure:
@@ -115,7 +136,8 @@ class Planner:
         config = cell.config
         assert config is not None
         backend = backends.stages(config.backend.name)
-        checkpoint = self.inspector.inspect(cells.model_path(config))
+        origin = await self.origin(config)
+        checkpoint = self.inspector.inspect(origin.path)
         layers = checkpoints.keep_layers(config.layers, checkpoint)
         builder = releases.builder_environment(config.builder)
         wanted = {
@@ -131,14 +153,18 @@ class Planner:
             failure.source = source  # its row says of what builder it is
             raise
         stages = stages_of(config, backend, checkpoint, layers, resolutions, overlay, self.settings)
-        return Plan(stages, checkpoint, resolutions, source, overlay, config.threads, stages["compare"].key)
+        results = ("constants",) if self.settings.action == "constants" else ("compare", "constants")
+        stages = needed(stages, results)
+        return Plan(stages, results, checkpoint, origin.said, resolutions, source, overlay, config.threads)
 
 
 def stages_of(config, backend, checkpoint, layers, resolutions, overlay, settings) -> dict[str, Stage]:
     """The stages of a cell by name, in the order in which each finds what it needs."""
     dtype = "stored" if checkpoint.same_dtype(config.dtype) else config.dtype
     identity = {"checkpoint": checkpoint.hash, "dtype": dtype, "layers": layers}
-    made = ("checkpoint",) if dtype != "stored" or layers is not None else ()
+    text_only = checkpoint.mixed and config.model.text_only
+    identity |= {"text_only": True} if text_only else {}
+    made = ("checkpoint",) if dtype != "stored" or layers is not None or text_only else ()
 
     def folder(paths: dict[str, Path]) -> str:
         return str(paths.get("checkpoint", checkpoint.path))
@@ -150,7 +176,9 @@ def stages_of(config, backend, checkpoint, layers, resolutions, overlay, setting
     if made:
         stages["checkpoint"] = Stage(
             "checkpoint", identity, "reference", (),
-            lambda paths, meta: {"source": str(checkpoint.path), "dtype": dtype, "layers": layers},
+            lambda paths, meta: {
+                "source": str(checkpoint.path), "dtype": dtype, "layers": layers, "text_only": text_only,
+            },
         )  # fmt: skip
     wanted = config.prompts
     prompts = {
@@ -177,14 +205,18 @@ def stages_of(config, backend, checkpoint, layers, resolutions, overlay, setting
     noise = set(settings.noise.variants)
     many = 1 if config.threads > 1 else max(2, os.cpu_count() or 1)
     other_threads = many if "threads" in noise else None
+    # Only where the export rounds more than the reference: the noise of one in fp32 is the reference's alone.
+    rounds = {} if config.precision == "fp32" else {"precision": config.precision}
     if noise:
         stages["noise"] = Stage(
             "noise",
-            {"reference": stages["reference"].key, "variants": sorted(noise), "other_threads": other_threads},
+            {"reference": stages["reference"].key, "variants": sorted(noise), "other_threads": other_threads,
+             **rounds},
             "reference", (*made, "prompts", "reference"),
             lambda paths, meta: {
                 "checkpoint": folder(paths), "prompts": ids(paths), "reference": str(paths["reference"]),
                 "threads": config.threads, "other_threads": other_threads, "variants": sorted(noise), **computed,
+                **rounds,
             },
         )  # fmt: skip
     export = backend.export_settings(config)
@@ -194,6 +226,14 @@ def stages_of(config, backend, checkpoint, layers, resolutions, overlay, setting
          "packages": resolutions["builder"].hash},
         "builder", made,
         lambda paths, meta: {"overlay": str(overlay.path), "checkpoint": folder(paths), **export},
+    )  # fmt: skip
+    stages["constants"] = Stage(
+        "constants",
+        {**identity, "export": stages["export"].key, "packages": resolutions["reference"].hash},
+        "reference", (*made, "export"),
+        lambda paths, meta: {
+            "checkpoint": folder(paths), "export": str(paths["export"]), "precision": config.precision,
+        },
     )  # fmt: skip
     candidate = backend.candidate_settings(config)
     stages["candidate"] = Stage(
@@ -208,7 +248,7 @@ def stages_of(config, backend, checkpoint, layers, resolutions, overlay, setting
         },
     )  # fmt: skip
     expect = {p.name: p.expect for p in wanted.prompts}
-    thresholds = cells.plain(settings.verdict)
+    thresholds = settings.verdict.of(config.precision)
     measured = ("noise",) if noise else ()
     stages["compare"] = Stage(
         "compare",
@@ -222,3 +262,13 @@ def stages_of(config, backend, checkpoint, layers, resolutions, overlay, setting
         },
     )  # fmt: skip
     return stages
+
+
+def needed(stages: dict[str, Stage], results: tuple[str, ...]) -> dict[str, Stage]:
+    """The stages that some results stand on, and these, in their order."""
+    wanted, open_ = set(), list(results)
+    while open_:
+        name = open_.pop()
+        wanted.add(name)
+        open_ += [need for need in stages[name].needs if need not in wanted]
+    return {name: stage for name, stage in stages.items() if name in wanted}

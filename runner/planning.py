@@ -21,6 +21,7 @@ from runner import environments, schema
 from runner.cells import FACTORS, Cell
 from runner.checkpoints import Inspector
 from runner.failures import Failure
+from runner.models import NotHere
 from runner.plan import Plan, Planner
 from runner.progress import SweepProgress
 from runner.store import Store
@@ -75,7 +76,9 @@ def survey(cells: Sequence[Cell], settings: schema.Settings) -> Survey:
     taken: set[str] = set()
     planned, wanted = [], {}  # resolutions by hash
     for cell, plan in zip(cells, plans, strict=True):
-        if isinstance(plan, Failure):
+        if isinstance(plan, NotHere):  # what follows depends on its bytes
+            planned.append(Planned(cell, compute=dict.fromkeys(("model", "what stands on it"))))
+        elif isinstance(plan, Failure):
             planned.append(Planned(cell, failure=plan))
         elif found := look_up(engine, settings, plan):
             planned.append(Planned(cell, found=found))
@@ -114,7 +117,7 @@ def stages_asked(plan: Plan, find: Callable[[str, str], bool], taken: set[str], 
             for need in stage.needs if kinds[name] == "compute" else ():
                 ask(need)
 
-    for name in ("prompts", "compare") if strict else ("compare",):
+    for name in ("prompts", *plan.results) if strict and "prompts" in plan.stages else plan.results:
         ask(name)
     return {kind: [n for n in plan.stages if kinds.get(n) == kind] for kind in ("cached", "shared", "compute")}
 

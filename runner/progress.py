@@ -56,7 +56,10 @@ class SweepProgress:
         self.say(f"{self.total} cell{'s' * (self.total != 1)}: {self.found} found{failed}, {waiting} to run")
 
     def stage(self, cell: str, stage: str) -> None:
-        """A stage of a cell starts to work."""
+        """A stage of a cell starts to work; "": its work, which is no cell's, is done."""
+        if not stage:
+            self.running.pop(cell, None)
+            return
         self.running[cell] = stage
         if self.first_stage is None and "worker" not in stage:
             self.first_stage = time.monotonic()

@@ -24,23 +24,32 @@ STRONGEST_FIRST = ("failed", "applied", "present", "not_applicable")
 class Measured:
     """What the stages of a compared cell wrote: their JSON files, and what each returned about its artifact."""
 
-    comparison: dict
-    prompts: dict
-    noise: dict | None
     metas: dict[str, dict]
+    compare: dict | None = None
+    prompts: dict | None = None
+    noise: dict | None = None
+    constants: dict | None = None
+    constants_failures: Sequence[Failure] = ()  # why the constants could not be compared
+
+
+# The files of `Measured`, by the stage that writes them.
+FILES = {
+    "compare": "comparison.json", "prompts": "prompts.json", "noise": "noise.json", "constants": "constants.json",
+}  # fmt: skip
 
 
 def success(plan: Plan, measured: Measured, runs: Sequence[StageRun], seconds: float) -> NewResult:
-    """A compared cell."""
+    """A cell that was compared, by its logits or by its constants alone."""
     reference, export, candidate = (measured.metas.get(name, {}) for name in ("reference", "export", "candidate"))
     cast = plan.stages["checkpoint"].inputs["dtype"] if "checkpoint" in plan.stages else "stored"
     files = dtypes_of(plan) if cast == "stored" else cast
     overridden = {"reference": reference.get("overridden"), "candidate": candidate.get("overridden")}
+    compared = measured.compare or {"measurement": MEASUREMENT_VERSION, "thresholds": None, "prompts": []}
     values = {
         "status": "ok",
         "final": True,
-        "measurement_version": measured.comparison["measurement"],
-        "thresholds": measured.comparison["thresholds"],
+        "measurement_version": compared["measurement"],
+        "thresholds": compared["thresholds"],
         "files_dtype": files,
         "reference_dtype": reference.get("loaded_dtype"),
         "candidate_dtype": export.get("loaded_dtype"),
@@ -49,16 +58,22 @@ def success(plan: Plan, measured: Measured, runs: Sequence[StageRun], seconds: f
         "peak_memory_bytes": peak_memory(runs),
     }
     inputs, noise = input_rows(plan, measured.prompts), noise_rows(plan, measured.noise)
+    constants = constant_rows(plan, measured.constants)
     values["noise_key"] = noise[0]["noise_key"] if noise else None
-    result = new_result(values, plan, runs, seconds, measured.comparison["prompts"])
-    return replace(result, findings=findings(measured, values), inputs=inputs, noise=noise)
+    values["constants_key"] = constants[0]["constants_key"] if constants else None
+    result = new_result(values, plan, runs, seconds, compared["prompts"])
+    return replace(result, findings=findings(measured, values), inputs=inputs, noise=noise, constants=constants)
 
 
 def findings(measured: Measured, values: dict) -> list[dict]:
     """The prompt audit's, and warnings about what was cast, loaded and cut."""
-    audit = [*measured.prompts["findings"], *measured.metas.get("candidate", {}).get("findings", [])]
+    said = {stage: measured.metas.get(stage, {}).get("findings", []) for stage in measured.metas}
+    audit = [*(measured.prompts or {}).get("findings", []), *said.get("candidate", [])]
     found = [{"kind": "prompt", **finding} for finding in audit]
-    warnings = list(measured.metas.get("checkpoint", {}).get("findings", []))
+    warnings = [finding for stage in ("checkpoint", "export", "constants") for finding in said.get(stage, [])]
+    for failed in measured.constants_failures:
+        evidence = f"they could not be compared: {scrub(failed.line())}"
+        warnings.append({"prompt": None, "check": "constants", "evidence": evidence})
     for side, column in (("reference", "reference_dtype"), ("builder", "candidate_dtype")):
         files, loaded = values["files_dtype"], values[column]
         if loaded and files != DTYPE_WORDS.get(loaded, loaded):
@@ -77,8 +92,10 @@ def findings(measured: Measured, values: dict) -> list[dict]:
     return found + [{"kind": "warning", **warning} for warning in warnings]
 
 
-def input_rows(plan: Plan, prompts: dict) -> list[dict]:
+def input_rows(plan: Plan, prompts: dict | None) -> list[dict]:
     """What each prompt was to both sides."""
+    if prompts is None:
+        return []
     shared = {
         "prompts_key": plan.stages["prompts"].key,
         "template_source": prompts["template_source"],
@@ -104,6 +121,15 @@ def noise_rows(plan: Plan, noise: dict | None) -> list[dict]:
     ]  # fmt: skip
     why = [{**empty, "variant": v, "position": -1, "left_out": scrub(why)} for v, why in noise["left_out"].items()]
     return rows + why
+
+
+def constant_rows(plan: Plan, constants: dict | None) -> list[dict]:
+    """What the export holds beside what transformers computes, one row a constant and set of layers."""
+    key = plan.stages["constants"].key
+    return [
+        {**constant, "constants_key": key, "position": n}
+        for n, constant in enumerate(constants["constants"] if constants else [])
+    ]
 
 
 def failure(
@@ -138,7 +164,8 @@ def new_result(
             "hash": plan.result_hash,
             "checkpoint_hash": plan.checkpoint.hash,
             "checkpoint_dtype": dtypes_of(plan),
-            "prompts_key": plan.stages["prompts"].key,
+            "checkpoint_origin": plan.origin,
+            "prompts_key": plan.stages["prompts"].key if "prompts" in plan.stages else None,
             "overlay_tree": plan.overlay.tree,
         }
     return NewResult(

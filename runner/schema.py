@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Optional
 from omegaconf import MISSING
 
 DTYPES = ("stored", "fp32", "bf16", "fp16")
-ACTIONS = ("run", "plan")
+ACTIONS = ("run", "plan", "constants")
 RERUNS = ("none", "failed", "all")
 PRECISIONS = ("fp32", "fp16", "bf16", "int4", "int8")
 TEMPLATES = ("chat", "none")
@@ -41,10 +41,31 @@ class Environment:
 
 @dataclass
 class Model:
-    """A checkpoint folder in transformers' layout; a relative path is the project's."""
+    """A checkpoint, from where one of `MODEL_SOURCES` says.
+
+    path: a folder in transformers' layout, or a .gguf file; a relative one is
+        the project's.
+    hub, revision: a repository of the Hugging Face hub, and a branch, tag or
+        commit of it; gguf: the one file of it to take.
+    family, seed: small, with random weights, by ``conf/family/FAMILY.yaml``.
+    config: fields of the published config.json. With ``action=constants`` a
+        small checkpoint that has its constants is made from them, and nothing
+        is downloaded.
+    text_only: of a checkpoint of several models take the text model alone.
+    """
 
     name: str = MISSING
-    path: str = MISSING
+    path: Optional[str] = None
+    hub: Optional[str] = None
+    revision: str = "main"
+    gguf: Optional[str] = None
+    family: Optional[str] = None
+    seed: int = 0
+    config: Dict[str, Any] = field(default_factory=dict)
+    text_only: bool = True
+
+
+MODEL_SOURCES = ("path", "hub", "family")
 
 
 @dataclass
@@ -213,10 +234,15 @@ class Prompts:
 
 @dataclass
 class Store:
-    """Folders of artifacts and sources, and of environments; None for the defaults."""
+    """Folders of artifacts and sources, and of environments; None for the defaults.
+
+    remote: any fsspec URL, where downloaded and made checkpoints are put, and
+    looked for before they are downloaded or made.
+    """
 
     root: Optional[str] = None
     environments: Optional[str] = None
+    remote: Optional[str] = None
 
 
 @dataclass
@@ -257,10 +283,22 @@ class Noise:
 
 @dataclass
 class Verdict:
-    """Multiples of the noise floor: up to `within` is noise, above `broken` is broken, between them is elevated."""
+    """Multiples of the noise floor: up to `within` is noise, above `broken` is broken, between them is elevated.
+
+    precision_within, precision_broken: the same of an export in another
+        precision than fp32, whose floor is its own rounding.
+    """
 
     within: float = MISSING
     broken: float = MISSING
+    precision_within: float = MISSING
+    precision_broken: float = MISSING
+
+    def of(self, precision: str) -> dict[str, float]:
+        """What an export in `precision` is judged by."""
+        if precision == "fp32":
+            return {"within": self.within, "broken": self.broken}
+        return {"within": self.precision_within, "broken": self.precision_broken}
 
 
 @dataclass

@@ -24,12 +24,15 @@ from runner.failures import (
     TimedOut,
     says_disk_full,
 )
+from runner.models import Recipe
 from runner.plan import Plan, Stage
 from runner.store import Artifact, Store
 from runner.workers import Task, TaskFailed, Workers
 
 # Errors of the machine's moment, which another run need not meet.
 TRANSIENT = ("MemoryError", "KeyboardInterrupt", "BlockingIOError", "OSError", "PermissionError")
+# Errors that say more about what failed than the stage that met them.
+NAMED_FAILURES = {"LoadFailed": LoadFailed, "RemoteCode": CheckpointFailed}
 OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "Too many open files")
 
 
@@ -48,9 +51,21 @@ class StageRun:
         return {("stage" if key == "name" else key): value for key, value in asdict(self).items()}
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a worker is to do: a stage's name, key and inputs, as the artifact has them, and its arguments."""
+
+    name: str
+    key: str
+    inputs: dict
+    arguments: dict
+    threads: int
+    model_type: str
+
+
 @dataclass
 class Stages:
-    """Runs stages. `on_stage(cell, stage)` is called when one starts to work."""
+    """Runs stages. `on_stage(cell, stage)` is called when one starts to work, with "" when a checkpoint is made."""
 
     store: Store
     environments_root: Path
@@ -82,10 +97,6 @@ class Stages:
         """What goes wrong here goes wrong again, and is said, when the first stage wants the worker."""
         with contextlib.suppress(Failure, TaskFailed, OSError):
             await self.workers.of(await self.interpreter(resolution)).start()
-
-    async def run(self, cell: str, plan: Plan, runs: dict[str, StageRun]) -> Artifact:
-        """The cell's comparison; `runs` is filled with what each stage cost. Errors: `Failure`."""
-        return await self.produce(cell, plan, "compare", runs)
 
     def find(self, stage: Stage) -> Artifact | None:
         """The stage's artifact if it is whole to the last byte; asked once of each by a run."""
@@ -134,33 +145,53 @@ class Stages:
             {need: artifact.path for need, artifact in inputs.items()},
             {need: artifact.meta for need, artifact in inputs.items()},
         )
-        python = await self.interpreter(plan.resolutions[stage.role])
+        resolution = plan.resolutions[stage.role]
         async with self.store.locked(f"{stage.name}-{stage.key}"):
             found = self.find(stage)
             if found:  # another process was faster
                 runs[stage.name] = StageRun(stage.name, stage.key, True)
                 return found
-            try:
-                with self.store.draft(stage.name) as draft:
-                    out, work = draft / "out", draft / "work"
-                    out.mkdir()
-                    work.mkdir()
-                    task = Task(stage.name, arguments, out, work, plan.threads, plan.checkpoint.model_type)
-                    say = partial(self.on_stage, cell)
-                    meta, evidence = await self.workers.run(python, task, say)
-                    runs[stage.name] = StageRun(
-                        stage.name, stage.key, False, evidence.seconds, evidence.peak_memory_bytes
-                    )
-                    refuse_changed(plan.checkpoint)
-                    self.made.add(stage.key)
-                    return self.store.finish(stage.name, stage.key, out, stage.inputs, meta)
-            except TaskFailed as failed:
-                cost = failed.evidence
-                runs[stage.name] = StageRun(stage.name, stage.key, False, cost.seconds, cost.peak_memory_bytes)
-                failure = as_failure(stage.name, failed)
-                if failed.error.get("type") in ("ImportError", "ModuleNotFoundError"):
-                    await self.blame_environment(failure, python, plan.resolutions[stage.role])
-                raise failure from failed
+            work = Work(stage.name, stage.key, stage.inputs, arguments, plan.threads, plan.checkpoint.model_type)
+            return await self.perform(work, resolution, runs, partial(self.on_stage, cell), plan.checkpoint)
+
+    async def make_model(self, recipe: Recipe, key: str, resolution: Resolution) -> Artifact:
+        """A checkpoint by a recipe; whoever asks holds the artifact's lock. Errors: `Failure`."""
+        inputs = {**recipe.made_of, "said": recipe.said, "packages": resolution.hash}
+        work = Work("model", key, inputs, recipe.arguments, 1, recipe.model_type)
+        try:
+            return await self.perform(work, resolution, {}, partial(self.on_stage, recipe.said))
+        finally:
+            self.on_stage(recipe.said, "")
+
+    async def perform(
+        self,
+        work: Work,
+        resolution: Resolution,
+        runs: dict[str, StageRun],
+        say: Callable[[str], None],
+        checkpoint: Checkpoint | None = None,
+    ) -> Artifact:
+        """Run a stage's work in an environment, and put what comes out into the store. Errors: `Failure`."""
+        python = await self.interpreter(resolution)
+        try:
+            with self.store.draft(work.name) as draft:
+                out, own = draft / "out", draft / "work"
+                out.mkdir()
+                own.mkdir()
+                task = Task(work.name, work.arguments, out, own, work.threads, work.model_type)
+                meta, evidence = await self.workers.run(python, task, say)
+                runs[work.name] = StageRun(work.name, work.key, False, evidence.seconds, evidence.peak_memory_bytes)
+                if checkpoint:
+                    refuse_changed(checkpoint)
+                self.made.add(work.key)
+                return self.store.finish(work.name, work.key, out, work.inputs, meta)
+        except TaskFailed as failed:
+            cost = failed.evidence
+            runs[work.name] = StageRun(work.name, work.key, False, cost.seconds, cost.peak_memory_bytes)
+            failure = as_failure(work.name, failed)
+            if failed.error.get("type") in ("ImportError", "ModuleNotFoundError"):
+                await self.blame_environment(failure, python, resolution)
+            raise failure from failed
 
 
 def refuse_changed(checkpoint: Checkpoint) -> None:
@@ -217,7 +248,7 @@ def as_failure(stage: str, failed: TaskFailed) -> Failure:
             )
         how = evidence.signal or f"exit code {evidence.exit_code}"
         return STAGE_FAILURES[stage](f"{stage} crashed ({how})", error_type=evidence.signal or "Exit", **common)
-    kind = LoadFailed if error.get("type") == "LoadFailed" else STAGE_FAILURES[stage]
+    kind = NAMED_FAILURES.get(str(error.get("type")), STAGE_FAILURES[stage])
     transient = error.get("type") in TRANSIENT or any(word in message for word in OUT_OF_MEMORY)
     named = {"error_type": str(error.get("type", "")), "hint": str(error.get("hint", "")), "transient": transient}
     return kind(message, **named, **common)

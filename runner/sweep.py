@@ -41,7 +41,7 @@ from runner.failures import (
 from runner.plan import Plan, Planner
 from runner.progress import SweepProgress
 from runner.recording import Measured
-from runner.stages import StageRun, Stages
+from runner.stages import StageRun, Stages, gather
 from runner.store import Artifact, Store
 from runner.workers import Workers
 
@@ -101,7 +101,7 @@ def run(cells: Sequence[Cell], settings: schema.Settings, overrides: Sequence[st
         }
         for cell in cells
     ]
-    sweep_id, cell_ids = record.begin_sweep(engine, overrides, project_version(), entries)
+    sweep_id, cell_ids = record.begin_sweep(engine, overrides, project_version(), entries, settings.action)
     job = SweepJob(engine, settings, sweep_id, list(zip(cell_ids, cells, strict=True)))
     state = "failed"
     try:
@@ -146,10 +146,11 @@ class SweepJob:
             loop.add_signal_handler(signal.SIGTERM, self.preempt, task)
         settings = self.settings
         self.store.sweep_tmp()
-        self.planner = Planner(self.store, settings, Inspector(self.store.root))
         jobs = jobs_of(settings, [cell for _, cell in self.cells])
         workers = Workers(jobs, settings.limits, self.store.root / "logs", self.environments / "bytecode")
         self.stages = Stages(self.store, self.environments, workers, self.progress.stage, fresh=settings.rerun == "all")
+        inspector = Inspector(self.store.root)
+        self.planner = Planner(self.store, settings, inspector, self.stages.make_model, self.progress.say)
         with self.progress:
             try:
                 waiting = await self.plan_all()
@@ -173,6 +174,9 @@ class SweepJob:
         """Plan every cell. Record the failed and the found; return the others."""
         waiting = []
         self.progress.preparing("planning")
+        # Checkpoints that are no folders yet are fetched and made side by side; what goes wrong is each cell's to say.
+        wanted = (self.planner.origin(cell.config) for _, cell in self.cells if cell.config)
+        await asyncio.gather(*wanted, return_exceptions=True)
         for cell_id, cell in self.cells:
             started = time.monotonic()
             plan = await outcome_of(self.planner.plan(cell))
@@ -207,21 +211,31 @@ class SweepJob:
 
     async def compared(self, cell: Cell, plan: Plan, costs: dict[str, StageRun]) -> Measured:
         """What the cell's stages wrote. Errors: `Failure`."""
-        if self.settings.audit == "strict":
+        if self.settings.audit == "strict" and "prompts" in plan.stages:
             refuse_findings(await self.stages.produce(cell.name(), plan, "prompts", costs))
-        await self.stages.run(cell.name(), plan, costs)
+        name, odd = cell.name(), []
+        if "compare" in plan.results:
+            _, odd = await gather(
+                (self.stages.produce(name, plan, "compare", costs), self.constants_failures(name, plan, costs))
+            )
         # A comparison that was there does not vouch for what it was made of.
-        made = {name: await self.stages.produce(cell.name(), plan, name, costs) for name in plan.stages}
-        metas = {name: artifact.meta for name, artifact in made.items()}
-        refuse_disagreement(metas)
-        if self.settings.audit == "strict":
+        wanted = [stage for stage in plan.stages if not (odd and stage == "constants")]
+        made = {stage: await self.stages.produce(name, plan, stage, costs) for stage in wanted}
+        metas = {stage: artifact.meta for stage, artifact in made.items()}
+        if "compare" in made:
+            refuse_disagreement(metas)
+        if self.settings.audit == "strict" and "candidate" in made:
             refuse_findings(made["candidate"])
-        return Measured(
-            comparison=read_json(made["compare"], "comparison.json"),
-            prompts=read_json(made["prompts"], "prompts.json"),
-            noise=read_json(made["noise"], "noise.json") if "noise" in made else None,
-            metas=metas,
-        )
+        files = {stage: read_json(made[stage], file) for stage, file in recording.FILES.items() if stage in made}
+        return Measured(metas=metas, constants_failures=odd, **files)
+
+    async def constants_failures(self, name: str, plan: Plan, costs: dict[str, StageRun]) -> list[Failure]:
+        """Compare the constants. What goes wrong there takes no logits away: it is told beside them."""
+        try:
+            await self.stages.produce(name, plan, "constants", costs)
+        except Failure as failure:
+            return [failure]
+        return []
 
     def succeed(self, cell_id: int, cell: Cell, plan: Plan, measured: Measured, runs, seconds: float) -> Ending:
         new = recording.success(plan, measured, runs, seconds)
@@ -230,7 +244,8 @@ class SweepJob:
         return self.done(cell_id, cell, ending, found=False)
 
     def fail(self, cell_id: int, cell: Cell, failure: Failure, plan: Plan | None, runs, seconds: float) -> Ending:
-        audited = [self.store.find(name, plan.stages[name].key) for name in ("prompts", "candidate")] if plan else []
+        staged = [plan.stages[name] for name in ("prompts", "candidate") if name in plan.stages] if plan else []
+        audited = [self.store.find(stage.name, stage.key) for stage in staged]
         audit = [finding for artifact in audited if artifact for finding in artifact.meta.get("findings", ())]
         new = recording.failure(failure, plan, runs, seconds, audit)
         made_of = recording.provenance(cell, plan, failure)

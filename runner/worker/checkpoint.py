@@ -1,4 +1,4 @@
-"""Stage checkpoint: the same weights in another dtype, or fewer layers of them.
+"""Stage checkpoint: the same weights in another dtype, fewer layers of them, or the text model among several.
 
 Straight from file to file, a part of a tensor at a time, so that memory does
 not grow with the checkpoint. Both sides of the comparison read the folder that
@@ -32,6 +32,8 @@ LAYER = re.compile(r"(^|\.)(layers|h|blocks)\.(\d+)\.")
 # Layers of another tower are counted by its own config.
 OTHER_TOWER = re.compile(r"vision|visual|audio")
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers")
+# Weights beside a text model's own that are no tower's: what joins the two.
+JOINTS = re.compile(r"multi_modal_projector|embed_vision|embed_audio|connector|aligner")
 # Lists that are as long as there are layers by chance only.
 NOT_PER_LAYER = re.compile(r"token|architectures|_ids?$|languages")
 
@@ -40,21 +42,25 @@ def run(arguments: dict, out: str) -> dict:
     """Write the checkpoint at `arguments["source"]` to `out`.
 
     arguments: source (folder), dtype ("stored" or a key of DTYPES), layers
-    (an int, or None for all). Returns the dtypes written, by tensor count, and
-    what the cast lost in "findings".
+    (an int, or None for all), text_only (of a checkpoint of several models).
+    Returns the dtypes written, by tensor count, and what the cast lost in
+    "findings".
     """
     source, dtype, layers = arguments["source"], arguments["dtype"], arguments["layers"]
-    names = sorted(os.listdir(source))
+    names = sorted(name for name in os.listdir(source) if name != "manifest.json" and not name.endswith(".py"))
+    renamed = text_names(source, names) if arguments["text_only"] else None
     counts: Counter[str] = Counter()
     overflowed: Counter[str] = Counter()
     weight_map: dict[str, str] = {}
     for name in names:
         path = os.path.join(source, name)
         if name.endswith(".safetensors"):
-            written = convert(path, os.path.join(out, name), DTYPES.get(dtype), layers, counts, overflowed)
+            target = os.path.join(out, name)
+            written = convert(path, target, DTYPES.get(dtype), layers, counts, overflowed, renamed)
             weight_map.update(dict.fromkeys(written, name))
         elif name == "config.json":
-            write_json(os.path.join(out, name), cut_config(read_json(path), dtype, layers))
+            config = text_config(read_json(path)) if renamed is not None else read_json(path)
+            write_json(os.path.join(out, name), cut_config(config, dtype, layers))
         elif os.path.isdir(path):
             if not name.startswith("."):
                 shutil.copytree(path, os.path.join(out, name))
@@ -65,7 +71,11 @@ def run(arguments: dict, out: str) -> dict:
         shards = {os.path.join(out, name) for name in weight_map.values()}
         total = sum(os.path.getsize(path) for path in shards)
         write_json(os.path.join(out, index), {"metadata": {"total_size": total}, "weight_map": weight_map})
-    return {"dtypes": dict(counts), "findings": overflow_findings(overflowed, dtype)}
+    findings = overflow_findings(overflowed, dtype)
+    if renamed is not None:
+        whole = (read_json(os.path.join(source, "config.json")).get("architectures") or ["several models"])[0]
+        findings.append({"prompt": None, "check": "text_only", "evidence": f"the text model of {whole} alone"})
+    return {"dtypes": dict(counts), "findings": findings}
 
 
 def overflow_findings(overflowed: Counter[str], dtype: str) -> list[dict]:
@@ -77,10 +87,54 @@ def overflow_findings(overflowed: Counter[str], dtype: str) -> list[dict]:
     return [{"prompt": None, "check": "cast_overflow", "evidence": evidence}]
 
 
+def text_names(source: str, names: list[str]) -> dict[str, str]:
+    """The tensors of a checkpoint's text model, with the names that they have in a checkpoint of it alone.
+
+    In those that transformers saved until 4.51 it is ``language_model.model.…``, since then ``model.language_model.…``.
+    Errors: `StageError` where there is none.
+    """
+    keys: list[str] = []
+    for name in names:
+        if name.endswith(".safetensors"):
+            with open(os.path.join(source, name), "rb") as file:
+                keys += json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    keys = [key for key in keys if key != "__metadata__" and not OTHER_TOWER.search(key) and not JOINTS.search(key)]
+    named = any("language_model." in key for key in keys)
+    keys = [key for key in keys if not named or "language_model." in key or key.startswith("lm_head.")]
+    if not any(LAYER.search(key) for key in keys):
+        raise StageError("no layers of a text model among the weights", kind="NoTextModel")
+    return {key: key.replace("language_model.", "", 1) for key in keys}
+
+
+def text_config(config: dict) -> dict:
+    """The config.json of a text model alone, from that of a checkpoint of several. Errors: `StageError`."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    text = dict(config["text_config"])
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(text.get("model_type"))
+    if architecture is None:
+        raise StageError(
+            f"transformers knows no causal language model of the type {text.get('model_type')!r} (text_config)",
+            kind="NoTextModel",
+            hint="save its text model as a checkpoint of its own, or take a transformers that knows it",
+        )
+    shared = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
+    common = {key: config[key] for key in shared if key in config and key not in text}
+    return {**common, **text, "architectures": [architecture]}
+
+
 def convert(
-    path: str, target: str, dtype: torch.dtype | None, layers: int | None, counts: Counter, overflowed: Counter
+    path: str,
+    target: str,
+    dtype: torch.dtype | None,
+    layers: int | None,
+    counts: Counter,
+    overflowed: Counter,
+    renamed: dict[str, str] | None = None,
 ) -> list[str]:
     """Write one safetensors file, floats cast, cut layers left out; nothing where no tensor is left.
+
+    renamed: the tensors to take, with their new names; None for all as they are.
 
     The format is a header's length, the header with each tensor's dtype, shape
     and place, and the bytes; they are copied a part at a time, so that no
@@ -91,6 +145,8 @@ def convert(
         length = int.from_bytes(file.read(8), "little")
         source = json.loads(file.read(length))
         kept = [name for name in source if name != "__metadata__" and keeps(name, layers)]
+        new = {name: renamed[name] if renamed else name for name in kept if renamed is None or name in renamed}
+        kept = list(new)
         if not kept:
             return []
         header: dict = {"__metadata__": {"format": "pt"}}
@@ -100,7 +156,7 @@ def convert(
             code = new_code(entry["dtype"], dtype)
             begin, stop = entry["data_offsets"]
             size = (stop - begin) // WIDTHS.get(entry["dtype"], 1) * WIDTHS.get(code, 1)
-            header[name] = {"dtype": code, "shape": entry["shape"], "data_offsets": [end, end + size]}
+            header[new[name]] = {"dtype": code, "shape": entry["shape"], "data_offsets": [end, end + size]}
             counts[str(TYPES.get(code, code)).removeprefix("torch.")] += 1
             end += size
         encoded = json.dumps(header).encode()
@@ -110,9 +166,9 @@ def convert(
             for name in kept:
                 begin, stop = source[name]["data_offsets"]
                 file.seek(8 + length + begin)
-                casts = source[name]["dtype"] != header[name]["dtype"]
+                casts = source[name]["dtype"] != header[new[name]]["dtype"]
                 copy(file, to, stop - begin, TYPES[source[name]["dtype"]] if casts else None, dtype, name, overflowed)
-    return kept
+    return list(new.values())
 
 
 def new_code(code: str, dtype: torch.dtype | None) -> str:

@@ -11,6 +11,7 @@ import re
 import runpy
 import sys
 
+from remote_code import refuse_unknown, without_code
 from task import StageError
 
 
@@ -21,11 +22,13 @@ def run(arguments: dict, out: str) -> dict:
     precision, execution_provider, extra_options (dict of str).
     """
     overlay = arguments["overlay"]
+    refuse_unknown(arguments["checkpoint"])
+    checkpoint, code = without_code(arguments["checkpoint"])
     script = os.path.join(overlay, "builder.py")
     cache = os.path.join(os.getcwd(), "cache")  # the builder deletes an empty one: never share it
     os.makedirs(cache)
     sys.argv = [
-        script, "-i", arguments["checkpoint"], "-o", out, "-p", arguments["precision"],
+        script, "-i", checkpoint, "-o", out, "-p", arguments["precision"],
         "-e", arguments["execution_provider"], "-c", cache,
     ]  # fmt: skip
     if arguments["extra_options"]:
@@ -41,26 +44,32 @@ def run(arguments: dict, out: str) -> dict:
         if not os.path.exists(os.path.join(out, needed)):
             raise StageError(f"the builder ended well but wrote no {needed}", kind="MissingOutput")
     size = sum(os.path.getsize(os.path.join(out, name)) for name in os.listdir(out))
-    return {"bytes": size, "loaded_dtype": loaded_dtype(), **layers_of(os.path.join(out, "model.onnx"))}
+    evidence = f"the checkpoint brings code, which was not run: {', '.join(code)}"
+    findings = [{"prompt": None, "check": "remote_code", "evidence": evidence}] if code else []
+    layers = layers_of(os.path.join(out, "model.onnx"))
+    return {"bytes": size, "loaded_dtype": loaded_dtype(), "findings": findings, **layers}
 
 
 def layers_of(path: str) -> dict:
-    """How many attention layers an ONNX model has, and which look at a sliding window only.
+    """How many layers an ONNX model has, by its nodes' names, and which attend to a sliding window only.
 
     None where its attention is of a kind that does not say.
     """
     import onnx_ir
 
-    layers = {}
+    layers, windows = set(), {}
     for node in onnx_ir.load(path).graph:
-        match = re.search(r"layers\.(\d+)/", node.name or "")
-        if node.op_type in ("GroupQueryAttention", "MultiHeadAttention", "Attention") and match:
+        match = re.search(r"layers\.(\d+)/(?!final_norm)", node.name or "")  # the last norm bears a number of no layer
+        if not match:
+            continue
+        layers.add(int(match.group(1)))
+        if node.op_type in ("GroupQueryAttention", "MultiHeadAttention", "Attention"):
             window = node.attributes.get("local_window_size")
-            layers[int(match.group(1))] = window.value if window is not None else None
-    if not layers:
+            windows[int(match.group(1))] = window.value if window is not None else None
+    if not windows:
         return {"layers": None, "sliding_layers": None}
-    said = any(window is not None for window in layers.values())
-    sliding = sorted(layer for layer, window in layers.items() if window is not None and window > 0)
+    said = any(window is not None for window in windows.values())
+    sliding = sorted(layer for layer, window in windows.items() if window is not None and window > 0)
     return {"layers": len(layers), "sliding_layers": sliding if said else None}
 
 

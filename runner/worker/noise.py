@@ -4,6 +4,8 @@ The same weights and the same tokens, computed in another way that ought to
 give the same: the other dtype (fp32 against fp64), the other attention (eager
 against SDPA), another number of threads, and one pass instead of step by step.
 What differs is rounding, and no export can be asked to be nearer than that.
+An export in another precision than fp32 rounds more, and what it is held to is
+that: the reference with its own weights rounded so, see `precision`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 
 import continuation
 import numpy as np
+import precision
 import torch
 from metrics import max_abs_diff, worst
 from reference import forced, load
@@ -30,12 +33,14 @@ def run(arguments: dict, out: str) -> dict:
 
     arguments: checkpoint, reference (folders), prompts (path of prompts.json),
     compute_dtype, attention, threads, other_threads, variants (of "dtype",
-    "attention", "threads", "passes"). ``noise.json``: {"prompts": [{"prompt", "floor",
+    "attention", "threads", "passes"), precision (of the export, where it is not
+    fp32: the variant "precision"). ``noise.json``: {"prompts": [{"prompt", "floor",
     "variants": {name: [difference a step]}}], "versus": {name: "a / b"},
     "left_out": {name: why}}. A floor is the largest of a prompt's steps and
-    variants; None where none could be measured.
+    variants; None where none could be measured, or the precision's could not.
     """
     dtype, attention, threads = arguments["compute_dtype"], arguments["attention"], arguments["threads"]
+    of_export = arguments.get("precision")
     with open(arguments["prompts"], encoding="utf-8") as file:
         prompts = json.load(file)["prompts"]
     entries = continuation.load(arguments["reference"])
@@ -59,7 +64,8 @@ def run(arguments: dict, out: str) -> dict:
     def measure(rows, against: Rows = base) -> list[list[float]]:
         return [difference(one, two) for one, two in zip(against, rows, strict=True)]
 
-    wanted = set(arguments["variants"])
+    own = {"precision"} if of_export else set()
+    wanted = {*arguments["variants"], *own}
     crossing = [entry["name"] for entry in entries if entry["one_pass_differs"]]
     if crossing:
         left_out["passes"] = (
@@ -74,15 +80,16 @@ def run(arguments: dict, out: str) -> dict:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     del model
 
-    def with_model(name: str, dtype: str, attention: str) -> Rows | None:
-        """The rows of another model, or None and the reason in `left_out`."""
+    def with_model(name: str, dtype: str, attention: str, change=lambda model: None) -> Rows | None:
+        """The rows of another model, changed in place once it is loaded, or None and the reason in `left_out`."""
         needed, free = parameters * BYTES[dtype], free_memory()
         if free is not None and needed * 1.2 > free:
             left_out[name] = f"{dtype} needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free"
             return None
         try:
             variant, _ = load(arguments["checkpoint"], dtype, attention)
-            rows = Rows(f"{dtype}-{attention}")
+            change(variant)
+            rows = Rows(name)
             for pair in tokens:
                 rows.add(forced(variant, *pair))
         except Exception as error:  # an attention that a model does not know, say
@@ -104,9 +111,17 @@ def run(arguments: dict, out: str) -> dict:
             left_out["attention"] = why
         else:
             measured["attention"] = differ
+    if of_export:
+        side = precision.dtype_of(of_export, dtype, other[0])
+        versus["precision"] = f"{dtype} / {precision.label(of_export, side)}"
+        if rows := with_model("precision", side, attention, lambda model: precision.quantise(model, of_export)):
+            measured["precision"] = measure(rows)
+            pairs = zip(prompts, measured["precision"], strict=True)
+            if beyond := [prompt["name"] for prompt, steps in pairs if not np.isfinite(worst(steps))]:
+                left_out["precision"] = f"{of_export} gives no finite logits for {', '.join(beyond)}"
     resolutions = [float(np.spacing(np.float32(np.abs(rows[np.isfinite(rows)]).max(initial=0)))) for rows in base]
     result = {
-        "prompts": [of_prompt(prompt["name"], n, measured, resolutions[n]) for n, prompt in enumerate(prompts)],
+        "prompts": [of_prompt(prompt["name"], n, measured, resolutions[n], own) for n, prompt in enumerate(prompts)],
         "versus": {name: text for name, text in versus.items() if name in measured},
         "left_out": {name: why for name, why in left_out.items() if name in wanted},
     }
@@ -154,14 +169,15 @@ def no_rounding(differ: list[list[float]], finer: list[list[float]] | None, side
     return ""
 
 
-def of_prompt(name: str, index: int, measured: dict[str, list[list[float]]], resolution: float) -> dict:
+def of_prompt(name: str, index: int, measured: dict[str, list[list[float]]], resolution: float, needed: set) -> dict:
     """A prompt's variants and its floor: at least the spacing of fp32 at the size of its logits, which no side can
-    be nearer by."""
+    be nearer by. None without a variant of `needed`: what is left would be another precision's floor."""
     variants = {variant: values[index] for variant, values in measured.items()}
+    known = variants and needed <= variants.keys()
     return {
         "prompt": name,
         "variants": {variant: [finite(value) for value in values] for variant, values in variants.items()},
-        "floor": finite(worst([resolution, *map(worst, variants.values())])) if variants else None,
+        "floor": finite(worst([resolution, *map(worst, variants.values())])) if known else None,
     }
 
 

@@ -8,6 +8,7 @@ import os
 
 import audit
 import boundaries
+import remote_code
 from task import StageError
 from transformers import AutoConfig, AutoTokenizer
 
@@ -25,6 +26,7 @@ def run(arguments: dict, out: str) -> dict:
     "findings" (see `audit`)}.
     """
     folder = arguments["checkpoint"]
+    remote_code.refuse_unknown(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     config = AutoConfig.from_pretrained(folder).get_text_config()
     template, source = (None, None) if arguments["template"] == "none" else chat_template(tokenizer, folder)

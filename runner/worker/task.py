@@ -15,7 +15,7 @@ import sys
 import tempfile
 import traceback
 
-STAGES = ("checkpoint", "prompts", "reference", "noise", "export", "candidate", "compare")
+STAGES = ("model", "checkpoint", "prompts", "reference", "noise", "export", "constants", "candidate", "compare")
 
 
 class StageError(Exception):
@@ -38,7 +38,7 @@ def perform(request: dict) -> int:
         result = stage.run(request["arguments"], request["out"])
     except BaseException as error:  # whatever ends a stage is its result
         traceback.print_exc()
-        write(os.path.join(work, "error.json"), describe(error, request["arguments"].get("overlay")))
+        write(os.path.join(work, "error.json"), describe(error, request["arguments"]))
         return 1
     write(os.path.join(work, "result.json"), result or {})
     return 0
@@ -69,11 +69,14 @@ def settle(work: str, threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def describe(error: BaseException, overlay: str | None) -> dict:
+def describe(error: BaseException, arguments: dict) -> dict:
     """An exception as data; its traceback is at the end of the log."""
+    overlay, checkpoint = arguments.get("overlay"), arguments.get("checkpoint")
+    message = str(error) or type(error).__name__
     return {
         "type": getattr(error, "kind", "") or type(error).__name__,
-        "message": str(error) or type(error).__name__,
+        # A checkpoint of the store has no name that says anything, and another one in every run.
+        "message": message.replace(checkpoint, "CHECKPOINT") if checkpoint else message,
         "hint": getattr(error, "hint", ""),
         "frame": frame_inside(error, overlay) if overlay else None,
     }

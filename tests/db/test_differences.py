@@ -104,6 +104,14 @@ def test_a_diff_has_what_differs_and_nothing_else(engine):
     assert why.diff_rows(engine, one, one) == []
 
 
+def test_another_precision_has_another_floor_and_that_is_one_difference(engine):
+    cells = []
+    for precision, noise, within in (("fp32", "a", 10), ("int4", "b", 3)):
+        about = {"noise_key": noise, "thresholds": {"within": within, "broken": 1000}}
+        cells.append(store(engine, {"precision": precision}, changed(), ok(GOOD, hash=noise, **about)))
+    assert [row["what"] for row in why.diff_rows(engine, *cells)] == ["precision"]
+
+
 @pytest.mark.parametrize(
     "statement",
     [

@@ -17,7 +17,8 @@ def row(**given) -> dict:
         "forced_diff_largest": 4e-4,
         "identical_count": 5, "prompts_count": 5, "stand_in": None, "non_finite_count": 0, "nonsense_count": 0,
         "noise_floor_largest": 2e-6, "multiple_largest": 150.0, "verdict": "elevated", "findings": [],
-        "noise_left_out": [], "overridden": None, "thresholds": {"within": 10.0, "broken": 1000.0},
+        "noise_left_out": [], "noise_rounded": None, "overridden": None,
+        "thresholds": {"within": 10.0, "broken": 1000.0},
     }  # fmt: skip
     return base | given
 
@@ -45,6 +46,23 @@ def test_each_diff_stands_beside_the_noise_with_its_multiple_and_verdict():
     assert "Up to 10 is within noise, above 1000 broken" in "\n".join(rest)
     unmeasured = table(row(noise_floor_largest=None, multiple_largest=None, verdict=None))
     assert "no noise floor" in unmeasured and "within noise, above" not in unmeasured
+
+
+def test_an_export_in_another_precision_is_held_to_its_own_noise():
+    int4 = row(cell=8, precision="int4", noise_rounded="float32 / int4", thresholds={"within": 3.0, "broken": 10.0})
+    text = table(row(), int4, int4 | {"cell": 9})
+    assert "floor. Up to 10 is within noise, above 1000 broken" in text
+    assert text.count("rounded so (float32 / int4). Up to 3 is within noise, above 10 broken") == 1
+    alone = table(int4)
+    assert "Noise floor: how far" in alone and "Up to 10" not in alone and "Up to 3" in alone
+
+
+def test_without_the_noise_of_a_precision_the_reason_is_told_with_the_cells():
+    none = {"noise_floor_largest": None, "multiple_largest": None, "verdict": None}
+    rows = [row(cell=n, noise_left_out=["precision: fp16 gives nothing", "attention: too"], **none) for n in (3, 4)]
+    text = table(*rows)
+    assert "no floor and no verdict, cells 3, 4: fp16 gives nothing." in text and "no noise floor" in text
+    assert "Left out of m's noise floor: attention: too." in text and "Noise floor: how far" not in text
 
 
 def test_a_match_on_nonsense_is_called_that():

@@ -165,7 +165,7 @@ def test_models_of_one_name_are_told_apart(loader):
 def test_a_path_beside_a_model_that_has_one_is_refused(loader):
     one, two = sweep_of(loader, "model=path,tiny_llama", "model.path=/x/mine")
     assert one.config.model.path == "/x/mine" and one.factors["model"] == "mine"
-    assert "model=tiny_llama has a folder of its own" in two.failure.message
+    assert "model=tiny_llama has a checkpoint of its own" in two.failure.message
 
 
 def test_options_go_before_overrides_wherever_they_stand():

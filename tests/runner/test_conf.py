@@ -13,10 +13,10 @@ from hydra.core.plugins import Plugins
 from hydra_plugins.paritylab import ParitylabSweeper
 from packaging.requirements import Requirement
 
-from runner import cells, environments, paths, releases, schema
+from runner import cells, environments, families, paths, releases, schema
 from runner.compose import plain_of
 
-FILES = sorted(path for path in paths.CONF.rglob("*/*.yaml"))
+FILES = sorted(path for path in paths.CONF.rglob("*/*.yaml") if path.parent != families.FOLDER)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,6 +30,9 @@ def hydra_here():
 # What the files that want a value are given.
 GIVEN = {
     "model/path": ["model.path=."],
+    "model/hub": ["model.hub=owner/name"],
+    "model/random": ["model.family=llama"],
+    "experiment/families": ["model.family=llama"],
     "builder/path": ["builder.path=."],
     "patch/pr": ["patch.number=1"],
     "patch/diff": ["patch.from=a", "patch.to=b"],

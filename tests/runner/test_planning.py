@@ -33,7 +33,8 @@ NEEDS = {
 def settings(tmp_path) -> schema.Settings:
     given = {
         "action": "plan", "rerun": "none", "audit": "warn", "allow_failed": False, "jobs": 2,
-        "limits": {"timeout": 1, "stall": 1}, "verdict": {"within": 1, "broken": 2},
+        "limits": {"timeout": 1, "stall": 1},
+        "verdict": {"within": 1, "broken": 2, "precision_within": 1, "precision_broken": 2},
         "store": {"root": str(tmp_path / "store")}, "db": {"url": str(tmp_path / "x.db")},
     }  # fmt: skip
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema.Settings), given))
@@ -48,7 +49,7 @@ def asked(failure: ConfigFailed | None = None, **factors: str) -> Asked:
     return Asked({**dict.fromkeys(FACTORS, "v"), **factors}, failure=failure)
 
 
-def plan_of(patch: str, result: str = "") -> Plan:
+def plan_of(patch: str) -> Plan:
     """A plan whose export, candidate and comparison are the patch's own."""
     own = ("export", "candidate", "compare")
     stages = {
@@ -57,8 +58,8 @@ def plan_of(patch: str, result: str = "") -> Plan:
     }
     resolution = Resolution({}, "e" * 64, "p", base=Path("/usr/bin/python3"))
     return Plan(
-        stages, object.__new__(Checkpoint), {"reference": resolution}, object.__new__(Source),
-        object.__new__(Overlay), 1, result or stages["compare"].key,
+        stages, ("compare",), object.__new__(Checkpoint), None, {"reference": resolution}, object.__new__(Source),
+        object.__new__(Overlay), 1,
     )  # fmt: skip
 
 
@@ -134,11 +135,11 @@ def test_what_is_cached_is_not_computed_nor_what_it_was_made_of(monkeypatch, set
 
 
 def test_rerun_is_respected(monkeypatch, settings, engine):
-    good, bad = plan_of("none", "good"), plan_of("a", "bad")
+    good, bad = plan_of("none"), plan_of("a")
     make(settings, good, *NEEDS)
     make(settings, bad, "prompts", "reference", "noise")
-    add_result(engine, "v", {}, hash="good")
-    add_result(engine, "v", {}, hash="bad", status="export_failed")
+    add_result(engine, "v", {}, hash=good.result_hash)
+    add_result(engine, "v", {}, hash=bad.result_hash, status="export_failed")
     pairs = (asked(patch="none"), good), (asked(patch="a"), bad)
 
     found = survey_of(monkeypatch, settings, *pairs)
@@ -210,8 +211,8 @@ def test_a_plan_says_what_the_run_then_does(shared_lab, rope):
     assert rows[0] == [
         "cell", "model", "builder", "patch", "max_new_tokens", "Cached", "Of an earlier cell", "To compute", "Seconds",
     ]  # fmt: skip
-    assert rows[2][5:8] == ["prompts, export", "", "reference, noise, candidate, compare"]
-    assert rows[4][5:8] == ["prompts, export", "reference, noise", "candidate, compare"]
+    assert rows[2][5:8] == ["prompts, export, constants", "", "reference, noise, candidate, compare"]
+    assert rows[4][5:8] == ["prompts, export, constants", "reference, noise", "candidate, compare"]
     assert [row[5] for row in rows[3::2]] == ["found", "found"]
     assert 0 < float(rows[4][8]) < float(rows[2][8])
     assert "worker" not in done.stderr

@@ -155,6 +155,14 @@ def test_a_bos_later_on_is_one_too_many():
     assert found(tokenizer, prompt) == {BOS: f"<bos> (id 0) stands 2 times, at [0, 5]: the ids begin {ids}"}
 
 
+def test_a_bos_that_begins_turns_may_stand_before_each():
+    tokenizer = Tokenizer(markers=["<|im_start|>", "<|im_end|>"], bos="<|im_start|>", adds_bos=False)
+    prompt = prompt_of(tokenizer, before="<|im_start|>system\n<|im_end|>\n<|im_start|>user\n", after="<|im_end|>\n")
+    assert BOS not in found(tokenizer, prompt)
+    prompt = prompt_of(tokenizer, before="<|im_start|><|im_start|>user\n", after="<|im_end|>\n")
+    assert found(tokenizer, prompt)[BOS].startswith("<|im_start|> (id ")
+
+
 def test_a_bos_that_is_there_but_not_first_is_missed():
     tokenizer = Tokenizer()
     assert found(tokenizer, prompt_of(tokenizer, before="<|turn><bos>")).keys() == {BOS}

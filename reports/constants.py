@@ -1,0 +1,157 @@
+"""What exports hold beside what transformers computes: rotary caches, norms, scales, caps, biases, multipliers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from db import detail, query
+from db.engine import open_database
+from db.models import FACTORS
+from db.output import markdown_table, markdown_text
+from reports import notes
+from reports.sweep import ALWAYS, with_stored
+from reports.table import cells, number
+
+ACTIONS = ("run", "constants")
+# Verdicts that say something is wrong, from the worst on.
+WRONG = ("dropped", "added", "differs")
+# Every kind of constant, in the order of the columns.
+TITLES = {
+    "rope": "RoPE", "rope_layout": "RoPE layout", "norm_kind": "Kind of norm", "norm_weight": "Norm weights",
+    "norm_bias": "Norm biases", "epsilon": "Epsilons", "embedding_scale": "Embedding scale",
+    "attention_scale": "Attention scale", "soft_cap": "Soft caps", "window": "Sliding window", "sinks": "Sinks",
+    "logit_scale": "Logit scale", "logit_soft_cap": "Logit soft cap", "bias": "Biases", "multiplier": "Multipliers",
+    "vector": "Other vectors",
+}  # fmt: skip
+# Factors that no constant depends on.
+ELSEWHERE = ("runtime", "prompts", "max_new_tokens", "threads")
+ALL_COLUMNS = ("kind", "what", "layers", "reference", "export", "max_abs_diff", "verdict", "says")
+
+
+def collect(db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | None, every: bool) -> dict[str, Any]:
+    """The report as data: {"rows": a dict a cell with its "constants", "every": whether each has a row of its own}.
+
+    Errors: `query.NotInDatabase`.
+    """
+    engine = open_database(db, create=False)
+    number_of = query.sweep_id(engine, sweep or "latest", ACTIONS)
+    query.check_filters(engine, filters, [])
+    rows = query.cell_rows(engine, filters, sweep=number_of)
+    found = detail.constant_rows(engine, sorted({row["constants_key"] for row in rows if row["constants_key"]}))
+    rows = [row | {"constants": found.get(row["constants_key"], [])} for row in notes.with_findings(engine, rows)]
+    engine.dispose()
+    return {"rows": rows, "every": every}
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """A row a cell with a column for each kind of constant, and below it what is wrong with those that are."""
+    rows = report["rows"]
+    compared = [row for row in rows if row["constants"]]
+    if not rows:
+        return "No cells: run `python -m runner action=constants` first."
+    if report["every"]:
+        return "\n\n".join(every_constant(row) for row in compared) or "No constants were compared."
+    columns = columns_of(compared)
+    names = [*FACTORS, "options"]
+    shown = [name for name in names if name in ALWAYS or len({row[name] for row in rows}) > 1]
+    header = ["cell", *shown, "Positions", *columns, "Constants"]
+    body = [
+        ["" if row[name] is None else row[name] for name in ("cell", *shown)] + measured(row, columns) for row in rows
+    ]
+    return "\n".join([markdown_table(header, body), "", *(f"- {line}" for line in below(rows, names, shown))])
+
+
+def column_of(constant: Mapping[str, Any]) -> str:
+    """The column that a constant is told in: its kind's, and of a rotary embedding that of its layers."""
+    of = title(constant["kind"])
+    return f"{of}, {constant['what']}" if constant["kind"] == "rope" else of
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The columns that any of the cells has something for, rotary embeddings first."""
+    found = dict.fromkeys(column_of(constant) for row in rows for constant in row["constants"])
+    order = [*TITLES.values()]
+    return sorted(found, key=lambda column: order.index(column.split(",")[0]))
+
+
+def measured(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
+    """The columns right of the factors."""
+    if not row["constants"]:
+        text = f"{row['status']}: {row['error']}" if row["error"] else row["status"]
+        return ["", *([""] * len(columns)), text if row["status"] != "ok" else "none compared"]
+    by_column: dict[str, list[Mapping[str, Any]]] = {}
+    for constant in row["constants"]:
+        by_column.setdefault(column_of(constant), []).append(constant)
+    positions = max((c["positions"] or 0 for c in row["constants"]), default=0)
+    wrong = [c for c in row["constants"] if c["verdict"] in WRONG]
+    unread = sum(c["verdict"] == "unread" for c in row["constants"])
+    said = f"{len(wrong)} of {len(row['constants'])} wrong" if wrong else f"{len(row['constants']) - unread} right"
+    said += f", {unread} unread" if unread else ""
+    return [f"{positions:,}" if positions else "", *(entry(by_column.get(column, [])) for column in columns), said]
+
+
+def entry(constants: Sequence[Mapping[str, Any]]) -> str:
+    """The largest difference of some constants, or the word for one that is not there on both sides."""
+    verdicts = [constant["verdict"] for constant in constants]
+    for word in ("dropped", "added"):
+        if word in verdicts:
+            return word
+    known = [constant["max_abs_diff"] for constant in constants if constant["max_abs_diff"] is not None]
+    if known:
+        return number(max(known))
+    if "differs" in verdicts:
+        return "differs"
+    return "unread" if "unread" in verdicts else "same" if verdicts else ""
+
+
+def below(rows: Sequence[Mapping[str, Any]], names: Sequence[str], shown: Sequence[str]) -> list[str]:
+    """Lines below the table: how to read it, what is wrong, and what failed."""
+    stored = {row["checkpoint_dtype"] for row in rows if row["checkpoint_dtype"]}
+    said = ", ".join(sorted(stored)) or None
+    first = rows[0] | {"dtype": with_stored(rows[0]["dtype"], said)}
+    told_once = [name for name in names if name not in (*shown, *ELSEWHERE) and first[name]]
+    fixed = ", ".join(f"{name} {first[name]}" for name in told_once)
+    lines = [
+        f"All cells: {fixed}.",
+        "Largest absolute difference between what the export holds and what transformers computes; nothing was run.",
+    ]
+    origins = {row["checkpoint_origin"]: None for row in rows if row["checkpoint_origin"]}
+    lines += [f"Checkpoints: {markdown_text('; '.join(origins))}."] if origins else []
+    wrong: dict[str, list[int]] = {}
+    for row in rows:
+        for text in told(row):
+            wrong.setdefault(text, []).append(row["cell"])
+    lines += [f"{cells(mine).capitalize()}: {markdown_text(text)}." for text, mine in wrong.items()]
+    return lines + notes.failures([dict(row) for row in rows])
+
+
+def told(row: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a cell's constants, in words: what is said alike of several is said once."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for constant in row["constants"]:
+        if constant["verdict"] in WRONG:
+            values = f"{constant['reference']} in transformers, {constant['export']} in the export"
+            where = found.setdefault((constant["kind"], constant["says"] or values), {})
+            where[constant["what"]] = None
+    return [f"{title(kind)} ({', '.join(where)}): {says}" for (kind, says), where in found.items()]
+
+
+def title(kind: str) -> str:
+    return TITLES[kind]
+
+
+def every_constant(row: Mapping[str, Any]) -> str:
+    """A table of each constant of a cell."""
+    body = [
+        [number(c[name]) if name == "max_abs_diff" else layers(c[name]) if name == "layers" else c[name] or ""
+         for name in ALL_COLUMNS]
+        for c in row["constants"]
+    ]  # fmt: skip
+    head = f"## cell {row['cell']}: {row['model']} {row['dtype']}, {row['builder']} {row['patch']}, {row['precision']}"
+    return "\n".join([head, "", markdown_table(ALL_COLUMNS, body)])
+
+
+def layers(numbers: Sequence[int] | None) -> str:
+    """Layers in a few characters: 0 – 4, 6."""
+    return cells(numbers).partition(" ")[2] if numbers else ""

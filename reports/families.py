@@ -1,0 +1,92 @@
+"""The families table: whether each family's small random checkpoint builds, whether it is right, and if not, why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import func, select
+
+from db import detail, query
+from db.engine import open_database, reading
+from db.models import FACTORS, Cell
+from db.output import markdown_table
+from reports import constants, notes
+from reports.table import identical, largest, multiple, number, span, words
+
+PREFIX = "random_"
+ALWAYS = ("model", "builder")
+MEASURED = ("Builds", "First-token max abs diff", "Largest", "Noise floor", "× noise", "Verdict", "Identical", "Why")
+BUILDS = {
+    "ok": "yes", "export_failed": "no", "load_failed": "yes, does not load", "run_failed": "yes, does not run",
+    "checkpoint_failed": "no checkpoint", "reference_failed": "no reference",
+}  # fmt: skip
+# Warnings, beside constants that are wrong, that say why logits may differ.
+TELLING = ("cast_overflow", "constants", "remote_code")
+RIGHT = ("within_noise", "near_tie")
+
+
+def collect(db: str | None, sweep: str | None) -> dict[str, Any]:
+    """The report as data: {"rows": a dict a cell, with its "constants"}; of the newest sweep that has families.
+
+    Errors: `query.NotInDatabase`.
+    """
+    engine = open_database(db, create=False)
+    if sweep is None:
+        with reading(engine) as session:
+            newest = session.scalar(select(func.max(Cell.sweep_id)).where(Cell.model.startswith(PREFIX)))
+    else:
+        newest = query.sweep_id(engine, sweep)
+    found = query.cell_rows(engine, sweep=newest) if newest else []
+    rows = notes.with_findings(engine, [row for row in found if row["model"].startswith(PREFIX)])
+    known = detail.constant_rows(engine, sorted({row["constants_key"] for row in rows if row["constants_key"]}))
+    engine.dispose()
+    return {"rows": [row | {"constants": known.get(row["constants_key"], [])} for row in rows]}
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """A row a family; one that was refused or that failed has its reason."""
+    rows = report["rows"]
+    if not rows:
+        return "No families: run `python -m runner +experiment=families` first."
+    names = [*FACTORS, "options"]
+    shown = [name for name in names if name in ALWAYS or len({row[name] for row in rows}) > 1]
+    body = [["" if row[name] is None else row[name] for name in ("cell", *shown)] + measured(row) for row in rows]
+    fixed = ", ".join(f"{name} {rows[0][name]}" for name in names if name not in shown and rows[0][name])
+    built = sum(row["status"] == "ok" for row in rows)
+    right = sum(row["verdict"] in RIGHT for row in rows)
+    lines = [
+        f"{len(rows)} families: {built} build and run, {right} of them within the noise.",
+        f"All cells: {fixed}.",
+        "Random weights: the texts mean nothing, the logits are what is compared.",
+        *notes.noise(rows),
+        *notes.failures(rows),
+    ]
+    return "\n".join([markdown_table(["cell", *shown, *MEASURED], body), "", *(f"- {line}" for line in lines)])
+
+
+def measured(row: dict[str, Any]) -> list[str]:
+    """The columns right of the factors."""
+    builds = BUILDS.get(row["status"], row["status"].replace("_", " "))
+    if row["status"] != "ok":
+        where = f", at {row['error_frame'].split(': ')[0]}" if row["error_frame"] else ""
+        return [builds, *[""] * (len(MEASURED) - 2), (row["error"] or "") + where]
+    bad = "not finite" if row["non_finite_count"] else ""
+    return [
+        builds,
+        bad or span(row["first_diff_least"], row["first_diff_largest"]),
+        bad or number(largest(row)),
+        number(row["noise_floor_largest"]),
+        bad or multiple(row["multiple_largest"]),
+        words(row["verdict"]),
+        identical(row | {"nonsense_count": 0}),
+        "; ".join(why(row)),
+    ]
+
+
+def why(row: dict[str, Any]) -> list[str]:
+    """What may be why a cell is not within the noise: its wrong constants and its warnings."""
+    wrong = constants.told(row)
+    said = wrong + [f"{f['check']}: {f['evidence']}" for f in row["findings"] if f["check"] in TELLING]
+    if said or row["verdict"] in RIGHT:
+        return said
+    return ["every constant is right: look at the operators"] if row["constants"] else []

@@ -1,0 +1,156 @@
+"""Stage constants: what an export holds beside what transformers computes, without running the export.
+
+Rotary caches at every position, norms, scales, soft caps, windows, biases and
+multipliers. Each is compared in the dtype in which the export holds it, so
+that a right fp16 export has the same constants; the kinds are those of
+`constants_entry.KINDS`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+import constants_entry
+import constants_export
+import constants_reference
+import constants_rope
+import constants_vectors
+import numpy as np
+from constants_entry import ADDED, DIFFERS, DROPPED, FAULTS, ROUNDED, SAME, entry, merged, number, numbers, text, unread
+from constants_export import Export
+from constants_reference import Reference
+
+FP32 = np.dtype(np.float32)
+
+
+def run(arguments: dict, out: str) -> dict:
+    """Compare the constants and write ``constants.json`` to `out`.
+
+    arguments: checkpoint, export (folders), precision. ``constants.json``:
+    {"constants": [{"kind", "what", "layers" (None outside them), "reference",
+    "export" (short texts), "max_abs_diff", "positions" (compared, of a rotary
+    cache), "verdict", "says"}]}. Verdicts: "same" to the last bit of the
+    export's dtype; "rounded" within a few steps of fp32; "differs"; "dropped"
+    and "added", where one side has none; "unread", with the reason in "says".
+    Returns {"findings": one for each that is wrong, "constants": how many}.
+    """
+    reference = constants_reference.measure(arguments["checkpoint"])
+    export = constants_export.read(arguments["export"])
+    found = merged(
+        [
+            *constants_rope.entries(reference, export),
+            *constants_vectors.norms(reference, export),
+            *scores(reference, export),
+            *constants_vectors.biases(reference, export),
+            *embedding(reference, export),
+            *logits(reference, export),
+            *multipliers(reference, export),
+        ]
+    )
+    with open(os.path.join(out, "constants.json"), "w", encoding="utf-8") as file:
+        json.dump({"constants": found}, file, indent=1, ensure_ascii=False)
+    findings = [constants_entry.finding(item) for item in found if item["verdict"] in FAULTS]
+    return {"findings": findings, "constants": len(found)}
+
+
+def scores(reference: Reference, export: Export) -> list[dict]:
+    """What each layer's attention is told: scale, soft cap, window, sinks."""
+    found = []
+    for layer, ours in sorted(reference.attention.items()):
+        theirs = export.attention.get(layer)
+        if theirs is None:
+            if layer < export.layers:
+                found.append(unread("attention_scale", "attention", layer, ours.scale, "no attention operator found"))
+            continue
+        if ours.scale is None or theirs.scale is None:
+            why = "the export does not say" if theirs.scale is None else "eager attention was not called"
+            found.append(unread("attention_scale", "attention", layer, ours.scale, why))
+        else:
+            found.append(numbers("attention_scale", "attention", layer, ours.scale, theirs.scale, FP32))
+            lost = "" if theirs.reads == "GroupQueryAttention" else f": {theirs.reads} cannot be told of one"
+            windows = [used(window, reference.positions) for window in (ours.window, theirs.window)]
+            for kind, (one, other) in (("soft_cap", (ours.soft_cap, theirs.soft_cap)), ("window", windows)):
+                if one is not None or other is not None:
+                    found.append(numbers(kind, "attention", layer, one, other, FP32, lost))
+        if ours.sinks is not None or theirs.sinks is not None:
+            found.append(constants_vectors.vector_entry("sinks", "attention", layer, ours.sinks, theirs.sinks))
+    return found
+
+
+def used(window: int | None, positions: int | None) -> int | None:
+    """A window that some sequence is longer than."""
+    return None if window is not None and positions is not None and window >= positions else window
+
+
+def embedding(reference: Reference, export: Export) -> list[dict]:
+    """The factor on the embeddings."""
+    ours, theirs, what = reference.embedding_scale, export.embedding_scale, "embedding"
+    if isinstance(ours, str) or isinstance(theirs, str):
+        why = ours if isinstance(ours, str) else theirs
+        return [unread("embedding_scale", what, None, None if isinstance(ours, str) else ours, why)]
+    dtype = np.asarray(theirs).dtype
+    item = factor("embedding_scale", what, None, ours, float(theirs), dtype)
+    short = [number(round(ours, n)) for n in range(5) if np.asarray(round(ours, n)).astype(dtype) == theirs]
+    if item["verdict"] == DIFFERS and short:
+        item["says"] = f"embedding scale rounded to {short[0]}"
+    return [item]
+
+
+def factor(kind: str, what: str, layer, ours: float, theirs: float, dtype: np.dtype) -> dict:
+    """A number to multiply by, of which 1 is none."""
+    name = constants_entry.KINDS[kind]
+    if theirs == 1 and ours != 1:
+        return entry(kind, what, layer, ours, theirs, DROPPED, f"{name} of {text(ours)} dropped", abs(ours - 1))
+    if ours == 1 and theirs != 1:
+        return entry(kind, what, layer, ours, theirs, ADDED, f"{name} of {text(theirs)} added", abs(theirs - 1))
+    return numbers(kind, what, layer, ours, theirs, dtype)
+
+
+def logits(reference: Reference, export: Export) -> list[dict]:
+    """What becomes of the last layer's output."""
+    if isinstance(reference.logits, str) or isinstance(export.logits, str):
+        why = reference.logits if isinstance(reference.logits, str) else export.logits
+        return [unread("logit_scale", "logits", None, None, str(why))]
+    (ours, cap), (theirs, held) = reference.logits, constants_reference.factor_and_cap(
+        export.logits(constants_reference.SMALL), export.logits(constants_reference.LARGE)
+    )  # fmt: skip
+    # Through a cap the factor is seen to fp32 only.
+    ours, theirs = (round(value, 6) if bend is not None else value for value, bend in ((ours, cap), (theirs, held)))
+    found = [factor("logit_scale", "logits", None, ours, theirs, export.dtype)]
+    if cap is not None or held is not None:
+        found.append(numbers("logit_soft_cap", "logits", None, cap, held, export.dtype))
+    return found
+
+
+def multipliers(reference: Reference, export: Export) -> list[dict]:
+    """The factors on a layer's output and on what its blocks add to it. Their values are compared, not their places."""
+    found = []
+    for layer, ours in reference.multipliers.items():
+        theirs = [float(value) for value in export.multipliers.get(layer, [])]
+        if layer >= export.layers:
+            continue
+        if isinstance(ours, str):
+            found.append(unread("multiplier", "residual", layer, None, ours))
+            continue
+        whole, added = ours
+        wanted = [value for value in added if value != 1]
+        for value in sorted(set(wanted)):
+            item = factor("multiplier", "residual", layer, value, nearest(value, theirs), export.dtype)
+            if item["verdict"] in (SAME, ROUNDED) and whole == 1 and len(theirs) < len(wanted):
+                item |= {"verdict": DROPPED, "says": f"multiplier of {text(value)} dropped from a block"}
+            found.append(item)
+        if whole != 1:
+            item = factor("multiplier", "layer output", layer, whole, nearest(whole, theirs), export.dtype)
+            if item["verdict"] == SAME:  # each layer has its own, and one entry says so
+                item |= {"reference": "a number a layer", "export": "a number a layer"}
+            found.append(item)
+        elif not wanted:
+            odd = sorted(set(theirs))
+            found += [factor("multiplier", "residual", layer, 1.0, value, export.dtype) for value in odd]
+    return found
+
+
+def nearest(value: float, held: list[float]) -> float:
+    """The factor of an export that is nearest to a value; 1 where it has none."""
+    return min(held, key=lambda other: abs(other - value), default=1.0)
