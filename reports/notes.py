@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from sqlalchemy import Engine
@@ -11,6 +12,7 @@ from db.output import markdown_code, markdown_text
 from reports.table import cells
 
 MOST_FINDINGS = 12
+MOST_WORDS = 160  # characters of a reason
 WITHOUT = "Without the noise of its own precision there is no floor and no verdict"
 PATCH_WORDS = {"present": "is already in", "not_applicable": "has nothing to change in"}
 REVERSED_WORDS = {"present": "has been taken out already of", "not_applicable": "has nothing to take out of"}
@@ -77,7 +79,7 @@ def left_out(rows: list[dict[str, Any]]) -> list[str]:
             if variant == "precision":
                 without.setdefault(reason, []).append(row["cell"])
             else:
-                found.setdefault((row["model"], variant), why)
+                found.setdefault((row["model"], variant), textwrap.shorten(why, MOST_WORDS, placeholder=" …"))
     return [
         *(f"Left out of {model}'s noise floor: {markdown_text(why)}." for (model, _), why in sorted(found.items())),
         *(f"{WITHOUT}, {cells(mine)}: {markdown_text(why)}." for why, mine in without.items()),

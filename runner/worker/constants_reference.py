@@ -18,6 +18,7 @@ import numpy as np
 import rope_reference
 import torch
 from constants_export import role_of
+from task import StageError
 from transformers import AutoModelForCausalLM
 
 TOKENS = 3
@@ -116,8 +117,9 @@ def load(folder: str) -> torch.nn.Module:
     """The model in its stored dtype; in fp32 where that dtype has rounded a number that no file holds.
 
     A scalar buffer, such as Gemma's factor on its embeddings, is made in the dtype that the model is loaded in.
+    Errors: StageError where tensors are missing.
     """
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", attn_implementation="eager")
+    model = loaded(folder, "auto")
     for module in model.modules():
         for name in module._non_persistent_buffers_set:
             buffer = module._buffers[name]
@@ -126,9 +128,20 @@ def load(folder: str) -> torch.nn.Module:
             number = getattr(module, f"scalar_{name}", None)
             if number is None:
                 del model
-                model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", attn_implementation="eager")
-                return model.eval()
+                return loaded(folder, "float32")
             module._buffers[name] = torch.tensor(number, dtype=torch.float32)
+    return model
+
+
+def loaded(folder: str, dtype: str) -> torch.nn.Module:
+    model, loading = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="eager", output_loading_info=True
+    )
+    if missing := sorted(loading["missing_keys"]):
+        # transformers fills them with random numbers.
+        raise StageError(
+            f"the checkpoint lacks {len(missing)} tensors of its model: {', '.join(missing[:5])}", kind="MissingTensors"
+        )
     return model.eval()
 
 
