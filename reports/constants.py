@@ -24,6 +24,7 @@ TITLES = {
     "logit_scale": "Logit scale", "logit_soft_cap": "Logit soft cap", "bias": "Biases", "multiplier": "Multipliers",
     "vector": "Other vectors",
 }  # fmt: skip
+MOST_ORIGINS = 4
 # Factors that no constant depends on.
 ELSEWHERE = ("runtime", "prompts", "max_new_tokens", "threads")
 ALL_COLUMNS = ("kind", "what", "layers", "reference", "export", "max_abs_diff", "verdict", "says")
@@ -116,8 +117,9 @@ def below(rows: Sequence[Mapping[str, Any]], names: Sequence[str], shown: Sequen
         f"All cells: {fixed}.",
         "Largest absolute difference between what the export holds and what transformers computes; nothing was run.",
     ]
-    origins = {row["checkpoint_origin"]: None for row in rows if row["checkpoint_origin"]}
-    lines += [f"Checkpoints: {markdown_text('; '.join(origins))}."] if origins else []
+    origins = list(dict.fromkeys(row["checkpoint_origin"] for row in rows if row["checkpoint_origin"]))
+    more = f", and {len(origins) - MOST_ORIGINS} more" if len(origins) > MOST_ORIGINS else ""
+    lines += [f"Checkpoints: {markdown_text('; '.join(origins[:MOST_ORIGINS]))}{more}."] if origins else []
     wrong: dict[str, list[int]] = {}
     for row in rows:
         for text in told(row):

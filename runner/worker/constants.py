@@ -17,7 +17,7 @@ import constants_reference
 import constants_rope
 import constants_vectors
 import numpy as np
-from constants_entry import ADDED, DIFFERS, DROPPED, FAULTS, ROUNDED, SAME, entry, merged, number, numbers, text, unread
+from constants_entry import ADDED, DIFFERS, DROPPED, ROUNDED, SAME, entry, merged, number, numbers, text, unread
 from constants_export import Export
 from constants_reference import Reference
 
@@ -33,7 +33,7 @@ def run(arguments: dict, out: str) -> dict:
     cache), "verdict", "says"}]}. Verdicts: "same" to the last bit of the
     export's dtype; "rounded" within a few steps of fp32; "differs"; "dropped"
     and "added", where one side has none; "unread", with the reason in "says".
-    Returns {"findings": one for each that is wrong, "constants": how many}.
+    Returns {"findings": what is wrong, "constants": how many}.
     """
     reference = constants_reference.measure(arguments["checkpoint"])
     export = constants_export.read(arguments["export"])
@@ -50,8 +50,7 @@ def run(arguments: dict, out: str) -> dict:
     )
     with open(os.path.join(out, "constants.json"), "w", encoding="utf-8") as file:
         json.dump({"constants": found}, file, indent=1, ensure_ascii=False)
-    findings = [constants_entry.finding(item) for item in found if item["verdict"] in FAULTS]
-    return {"findings": findings, "constants": len(found)}
+    return {"findings": constants_entry.findings(found), "constants": len(found)}
 
 
 def scores(reference: Reference, export: Export) -> list[dict]:

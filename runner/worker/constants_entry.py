@@ -130,6 +130,23 @@ def spans(layers: list[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
+def findings(found: Iterable[dict]) -> list[dict]:
+    """A warning for each constant that is wrong; what is said alike of several is one."""
+    alike: dict[tuple, list[dict]] = {}
+    for item in found:
+        if item["verdict"] in FAULTS:
+            alone = item["what"] if item["says"].startswith(item["what"]) else ""
+            alike.setdefault((item["kind"], item["says"], alone), []).append(item)
+    return [finding(items[0] if len(items) == 1 else joined(items)) for items in alike.values()]
+
+
+def joined(items: list[dict]) -> dict:
+    """Several constants as one, by their names, and in no layer: each may have its own."""
+    diffs = [item["max_abs_diff"] for item in items if item["max_abs_diff"] is not None]
+    what = ", ".join(dict.fromkeys(item["what"] for item in items))
+    return items[0] | {"what": what, "layers": None, "max_abs_diff": max(diffs, default=None)}
+
+
 def finding(item: dict) -> dict:
     """What a row's warnings say of a constant that is wrong."""
     what, says, layers, diff = item["what"], item["says"], item["layers"], item["max_abs_diff"]

@@ -18,6 +18,7 @@ import numpy as np
 import rope_reference
 import torch
 from constants_export import role_of
+from rope_reference import REFUSALS, first_line
 from task import StageError
 from transformers import AutoModelForCausalLM
 
@@ -25,8 +26,6 @@ TOKENS = 3
 # What is put in place of the last layer's output: the one shows a factor, the other a cap.
 SMALL, LARGE = 2.0**-10, 2.0**40
 ALIASES = {"query": "q", "key": "k", "value": "v"}
-# What calling a part of a model in another way than its authors do may end in.
-REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, KeyError)
 
 
 @dataclass
@@ -377,7 +376,3 @@ def answer(block: torch.nn.Module, ones: bool, watch: Watch):
     first = returned[0] if isinstance(returned, tuple) else returned
     known = torch.full(first.shape, float(ones))
     return (known, *returned[1:]) if isinstance(returned, tuple) else known
-
-
-def first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -7,8 +7,8 @@ import rope_fit
 import rope_reference
 from constants_entry import ADDED, DIFFERS, DROPPED, ROUNDED, SAME, entry, rounding, unread
 from constants_export import Cache, Export, Rotation
-from constants_reference import REFUSALS, Reference, first_line
-from rope_reference import HALVES, NEIGHBOURS
+from constants_reference import Reference
+from rope_reference import HALVES, NEIGHBOURS, Refused
 
 # Positions at a time: 256 dimensions of them in fp32 are 8 MB.
 AT_ONCE = 8192
@@ -29,16 +29,18 @@ def entries(reference: Reference, export: Export) -> list[dict]:
     for layers in groups.values():
         ours, theirs = reference.attention[layers[0]], export.attention[layers[0]].rotation
         what = label(reference, layers, ours.rotation is None)
-        if not seen:
-            found.append(unread("rope", what, layers, None, "no rotation was seen in transformers"))
-        elif isinstance(ours.rotation, str) or isinstance(theirs, str):
-            why = next(side for side in (ours.rotation, theirs) if isinstance(side, str))
-            found.append(unread("rope", what, layers, None, why))
-        elif ours.rotation is None or theirs is None:
-            found.append(one_sided(what, layers, ours.rotation, theirs, reference))
-        else:
-            found += caches(what, layers, ours.rotation, theirs, reference)
-            found.append(arrangement(what, layers, ours.layout, theirs))
+        why = next((side for side in (ours.rotation, theirs) if isinstance(side, str)), "")
+        if why or not seen:
+            found.append(unread("rope", what, layers, None, why or "no rotation was seen in transformers"))
+            continue
+        try:
+            if ours.rotation is None or theirs is None:
+                found.append(one_sided(what, layers, ours.rotation, theirs, reference))
+            else:
+                found += caches(what, layers, ours.rotation, theirs, reference)
+                found.append(arrangement(what, layers, ours.layout, theirs))
+        except Refused as error:
+            found.append(unread("rope", what, layers, None, f"the rotary module was not to be called: {error}"))
     return found
 
 
@@ -93,10 +95,7 @@ def compared(what: str, layers: list[int], call, cache: Cache, positions: int | 
     """One cache beside the reference. side: "short" or "long" sequences, or "" where there is no such thing."""
     beyond = call.beyond if side == "long" else None
     wanted = call.beyond if side == "short" else positions or len(cache.cos)
-    try:
-        ours, theirs = reference_fit(call, wanted, beyond), cache_fit(cache)
-    except REFUSALS as error:
-        return unread("rope", what, layers, None, f"the rotary module was not to be called: {first_line(error)}")
+    ours, theirs = reference_fit(call, wanted, beyond), cache_fit(cache)
     count = min(wanted, len(cache.cos))
     verdict, diff, where = judged(call, cache, count, beyond, ours)
     if len(ours.frequencies) != len(theirs.frequencies):

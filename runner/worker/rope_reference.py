@@ -9,6 +9,12 @@ import numpy as np
 import torch
 
 HALVES, NEIGHBOURS = "the two halves of a head", "neighbouring dimensions"
+# What calling a part of a model in another way than its authors do may end in.
+REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, KeyError)
+
+
+class Refused(Exception):
+    """A rotary module was not to be called by itself; the message is its own."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class Call:
 def rows(call: Call, start: int, stop: int, beyond: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """cos and sin of positions `start` to `stop` - 1, each fp32 [stop - start, pairs].
 
-    beyond: as if in a sequence longer than that.
+    beyond: as if in a sequence longer than that. Errors: `Refused`.
     """
     positions = torch.arange(start, stop)
     if beyond is not None:
@@ -77,7 +83,11 @@ def rows(call: Call, start: int, stop: int, beyond: int | None = None) -> tuple[
         return positions.expand(*value.shape[:-2], 1, len(positions))
 
     args = [replaced(value) for value in call.args]
-    outputs = call.module(*args, **{name: replaced(value) for name, value in call.kwargs.items()})[:2]
+    kwargs = {name: replaced(value) for name, value in call.kwargs.items()}
+    try:
+        outputs = call.module(*args, **kwargs)[:2]
+    except REFUSALS as error:
+        raise Refused(first_line(error)) from error
     cos, sin = (values.float().reshape(-1, len(positions), values.shape[-1])[0] for values in outputs)
     picked = pairs(call)
     return tuple(values[: stop - start, picked].numpy() for values in (cos, sin))
@@ -114,3 +124,7 @@ def layout(apply: Callable, args: tuple, kwargs: dict) -> str | None:
         return None
     partner = int(seen.argmax())
     return NEIGHBOURS if partner == 1 else HALVES
+
+
+def first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

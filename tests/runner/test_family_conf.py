@@ -68,3 +68,9 @@ def test_the_sizes_of_gemma_3_differ_where_their_constants_do():
         assert config["sliding_window"] == (1024 if large else 512)
         assert (config["rope_theta"], config["rope_local_base_freq"]) == (1e6, 1e4)
         assert (config["head_dim"], config["query_pre_attn_scalar"]) == ((128, 168) if size == "27b" else (256, 256))
+
+
+def test_the_experiment_has_every_published_config():
+    content = read(paths.CONF / "experiment" / "constants.yaml")
+    listed = content["hydra"]["sweeper"]["params"]["model"].replace(" ", "").split(",")
+    assert sorted(listed) == [path.stem for path in PUBLISHED if "config" in read(path)]
