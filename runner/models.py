@@ -8,7 +8,6 @@ each an artifact of the store, known by what went into it, and found on
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from runner import cells, checkpoints, families, hashing, hub, paths, releases, schema
 from runner.environments import Resolution
 from runner.failures import CheckpointFailed, Failure
+from runner.processes import in_thread
 from runner.remote import Remote
 from runner.store import Artifact, Store
 
@@ -86,7 +86,7 @@ class Models:
         else:
             path = cells.model_path(config)
             origin = Origin(path)
-        recipe = self.converted(path, origin)
+        recipe = await in_thread(self.converted, path, origin)  # it may have gigabytes to hash
         return await self.made(recipe) if recipe else origin
 
     def published(self, config: schema.Factors) -> dict | None:
@@ -130,12 +130,12 @@ class Models:
     async def downloaded(self, model: schema.Model) -> Origin:
         """A repository of the hub in the store. Errors: `CheckpointFailed`."""
         assert model.hub is not None
-        commit = await asyncio.to_thread(hub.commit_of, self.store, model.hub, model.revision)
+        commit = await in_thread(hub.commit_of, self.store, model.hub, model.revision)
         said = f"hub {model.hub} at {commit}" + (f", {model.gguf}" if model.gguf else "")
 
         async def fetch() -> Artifact:
             self.say(f"downloading {said}")
-            return await asyncio.to_thread(hub.fetch, self.store, model.hub, commit, model.gguf, say=self.say)
+            return await in_thread(hub.fetch, self.store, model.hub, commit, model.gguf, say=self.say)
 
         key = hub.key_of(model.hub, commit, model.gguf)
         return Origin((await self.artifact(key, said, fetch)).path, said)
@@ -156,14 +156,14 @@ class Models:
 
     async def artifact(self, key: str, said: str, produce: Callable[[], Awaitable[Artifact]]) -> Artifact:
         """What is in the store under `key`, or on the remote, or else what `produce` makes of it, which goes there."""
-        if found := self.find(key):
+        if found := await self.find(key):
             return found
         if self.make is None:
             raise NotHere(f"{said} is not here yet", hint="a run downloads or makes it first", transient=True)
         async with self.store.locked(f"{KIND}-{key}"):
-            if found := self.find(key):  # another process was faster
+            if found := await self.find(key):  # another process was faster
                 return found
-            if self.remote and (pulled := await asyncio.to_thread(self.remote.pull, self.store, KIND, key)):
+            if self.remote and (pulled := await in_thread(self.remote.pull, self.store, KIND, key)):
                 return pulled
             made = await produce()
             await self.keep_for_others(made, key)
@@ -175,20 +175,24 @@ class Models:
         if self.remote is None or made.meta.get("listed") is False:
             return
         try:
-            await asyncio.to_thread(self.remote.push, made, KIND, key)
+            await in_thread(self.remote.push, made, KIND, key)
         except Failure as failure:
             self.say(f"not put on store.remote: {failure.line()}" + (f" ({failure.hint})" if failure.hint else ""))
 
-    def find(self, key: str) -> Artifact | None:
+    async def find(self, key: str) -> Artifact | None:
         """The artifact, if every file is as it was when it was finished; a damaged one is removed."""
         artifact = self.store.find(KIND, key)
         if artifact and key not in self.checked:
-            files = artifact.manifest["files"].items()
-            if any(self.inspector.file_hash(artifact.path / name) != entry["sha256"] for name, entry in files):
+            if not await in_thread(self.intact, artifact):
                 self.store.remove(artifact)
                 return None
             self.checked.add(key)
         return artifact
+
+    def intact(self, artifact: Artifact) -> bool:
+        """Whether every byte is as the manifest says; hashes of files that have not changed are known."""
+        files = artifact.manifest["files"].items()
+        return all(self.inspector.file_hash(artifact.path / name) == entry["sha256"] for name, entry in files)
 
 
 def weights_of(folder: Path) -> str | None:

@@ -18,6 +18,7 @@ from runner.cells import Cell
 from runner.environments import Resolution
 from runner.failures import Failure
 from runner.models import Maker, Models, Origin
+from runner.processes import in_thread
 from runner.remote import Remote
 from runner.store import Store
 
@@ -137,7 +138,7 @@ class Planner:
         assert config is not None
         backend = backends.stages(config.backend.name)
         origin = await self.origin(config)
-        checkpoint = self.inspector.inspect(origin.path)
+        checkpoint = await self.once(f"inspect {origin.path}", lambda: in_thread(self.inspector.inspect, origin.path))
         layers = checkpoints.keep_layers(config.layers, checkpoint)
         builder = releases.builder_environment(config.builder)
         wanted = {
