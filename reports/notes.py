@@ -97,7 +97,7 @@ def overridden(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def findings(rows: list[dict[str, Any]]) -> list[str]:
-    """Each warning once, with the cells and prompts that it is about."""
+    """Each warning once, with the cells and prompts that it is about; what a check says of several prompts, of one."""
     found: dict[tuple, tuple[dict[int, None], dict[str, None]]] = {}
     for row in rows:
         for finding in row["findings"]:
@@ -105,16 +105,27 @@ def findings(rows: list[dict[str, Any]]) -> list[str]:
             mine, prompts = found.setdefault(key, ({}, {}))
             mine[row["cell"]] = None
             prompts |= {finding["prompt"]: None} if finding["prompt"] else {}
-    lines = []
-    for (kind, check, evidence), (mine, prompts) in list(found.items())[:MOST_FINDINGS]:
-        title = "Prompt audit" if kind == "prompt" else "Warning"
-        named = markdown_text(", ".join(prompts))
-        about = f", prompt{'s' * (len(prompts) > 1)} {named}" if prompts else ""
-        lines.append(f"{title}, {cells(mine)}{about}: {check}: {markdown_code(evidence)}.")
-    if len(found) > MOST_FINDINGS:
-        (first, *_) = list(found.values())[MOST_FINDINGS][0]
-        lines.append(f"{len(found) - MOST_FINDINGS} more findings: `python -m db show {first}` and others.")
+    alike: dict[tuple, list[tuple[str, dict[str, None]]]] = {}
+    for (kind, check, evidence), (mine, prompts) in found.items():
+        # Of prompts each has its own evidence; a warning's is what it says.
+        same = (kind, check, tuple(mine), None if prompts else evidence)
+        alike.setdefault(same, []).append((evidence, prompts))
+    lines = [finding_line(kind, check, mine, said) for (kind, check, mine, _), said in alike.items()]
+    if len(lines) > MOST_FINDINGS:
+        first = list(alike)[MOST_FINDINGS][2][0]
+        more = f"{len(lines) - MOST_FINDINGS} more findings: `python -m db show {first}` and others."
+        lines = [*lines[:MOST_FINDINGS], more]
     return lines
+
+
+def finding_line(kind: str, check: str, mine: tuple[int, ...], said: list[tuple[str, dict[str, None]]]) -> str:
+    """What one check found in some cells: the first evidence, and which prompts have their own like it."""
+    prompts = list(dict.fromkeys(prompt for _, ours in said for prompt in ours))
+    named = f", prompt{'s' * (len(prompts) > 1)} {markdown_text(', '.join(prompts))}" if prompts else ""
+    evidence, first = said[0]
+    others = f" ({markdown_text(next(iter(first)))}'s; the others' is alike)" if len(said) > 1 else ""
+    title = "Prompt audit" if kind == "prompt" else "Warning"
+    return f"{title}, {cells(mine)}{named}: {check}: {markdown_code(evidence)}{others}."
 
 
 def patch(row: dict[str, Any]) -> str:

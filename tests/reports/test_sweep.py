@@ -82,6 +82,16 @@ def test_a_finding_is_told_once_with_its_cells():
     assert "Warning, cell 2: loaded_dtype: `fp32, not bf16`." in text
 
 
+def test_what_a_check_says_of_several_prompts_is_told_of_one():
+    bos = [{"kind": "prompt", "prompt": p, "check": "bos", "evidence": f"at {n}"} for n, p in enumerate("pqr")]
+    text = table(row(cell=1, findings=bos), row(cell=2, findings=bos))
+    assert text.count("Prompt audit") == 1
+    assert "Prompt audit, cells 1, 2, prompts p, q, r: bos: `at 0` (p's; the others' is alike)." in text
+    # What is a warning says what it says.
+    text = table(row(findings=[{**finding, "kind": "warning", "prompt": None} for finding in bos]))
+    assert text.count("Warning") == 3
+
+
 def test_what_a_generation_config_asked_for_is_told():
     text = table(row(cell=4, overridden={"reference": {"repetition_penalty": 1.1}}))
     assert "Left out of decoding, cell 4: the reference's repetition_penalty 1.1." in text
