@@ -151,6 +151,8 @@ def metrics(
 def constants(cell: int, format: Format = "table", db: Db = None) -> None:
     """What a cell's export holds beside what transformers computes: a row a constant and set of layers."""
     rows = detail.cell_constants(open_database(db, create=False), cell)
+    if format in ("table", "md"):
+        rows = [row | {"layers": output.runs(row["layers"])} for row in rows]
     output.show(rows, detail.CONSTANT_COLUMNS, format)
 
 

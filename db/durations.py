@@ -8,6 +8,7 @@ from sqlalchemy import Engine, select
 
 from db.engine import reading
 from db.models import Cell, StageRun
+from db.query import OF_RUNS
 
 NEWEST = 200  # runs that count: machines and settings change
 
@@ -22,7 +23,8 @@ def median_seconds(engine: Engine, stage: str, model: str) -> float | None:
     )
     ran = ran.order_by(StageRun.result_id.desc()).limit(NEWEST)
     # Many cells may share a result, whose stages ran once.
-    of_the_model = ran.where(StageRun.result_id.in_(select(Cell.result_id).where(Cell.model == model)))
+    # A checkpoint that was narrowed for its constants has the model's name and not its size.
+    of_the_model = ran.where(StageRun.result_id.in_(select(Cell.result_id).where(Cell.model == model, OF_RUNS)))
     with reading(engine) as session:
         for query in (of_the_model, ran):
             if seconds := session.scalars(query).all():

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -15,6 +15,7 @@ from rich.cells import cell_len, set_cell_size
 JOINERS = "\u200c\u200d"
 # What markdown takes for markup wherever it stands. An underscore inside a word is none.
 MARKUP = re.compile(r"[\\`*<>|\[\]~$]|(?<!\w)_|_(?!\w)")
+MOST_RUNS = 8
 FORMATS = ("table", "csv", "json", "md")
 
 
@@ -119,6 +120,18 @@ def printable(text: str) -> str:
     """Text without what could move a terminal's cursor, turn its direction, or hide in it: control and format
     characters become blanks, save the joiners that Persian and emoji are written with."""
     return "".join(c if c.isprintable() or c in JOINERS else " " for c in text)
+
+
+def runs(numbers: Iterable[int] | None) -> str:
+    """Whole numbers in a few characters: 3, 5 – 8, 12."""
+    found: list[list[int]] = []
+    for n in sorted(set(numbers or ())):
+        if found and n == found[-1][1] + 1:
+            found[-1][1] = n
+        else:
+            found.append([n, n])
+    told = [str(a) if a == b else f"{a} – {b}" if b > a + 1 else f"{a}, {b}" for a, b in found[:MOST_RUNS]]
+    return ", ".join(told) + (" …" if len(found) > MOST_RUNS else "")
 
 
 def markdown_text(value: Any) -> str:

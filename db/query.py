@@ -54,6 +54,10 @@ OF_EXPORT = ("ok", "export_failed", "load_failed", "run_failed")
 KINDS = {"nan": math.nan, "+inf": math.inf, "-inf": -math.inf}
 
 
+# Of all sweeps those that compared logits: the others' cells are in no table of results.
+OF_RUNS = Cell.sweep_id.not_in(select(Sweep.id).where(Sweep.action != "run"))
+
+
 class NotInDatabase(Exception):
     """A sweep or cell that is asked for and is not there."""
 
@@ -69,6 +73,8 @@ def sweep_id(engine: Engine, sweep: str, actions: Sequence[str] = ("run",)) -> i
         if not found:
             known = session.execute(select(func.min(Sweep.id), func.max(Sweep.id))).one()
             there = f"there are {known[0]} to {known[1]}" if known[0] else "there is none yet"
+            if sweep == "latest" and known[0]:
+                there += ", and none of them did this: name one by its number"
             raise NotInDatabase(f"sweep {sweep!r} is not in the database: {there}")
         return found
 
@@ -102,7 +108,7 @@ def filtered(query: Select, filters: Mapping[str, Sequence[str]], status: Sequen
         query = query.where(func.coalesce(Result.status, PENDING).in_(status))
     if sweep is not None:
         return query.where(Cell.sweep_id == sweep)
-    return query.where(Cell.sweep_id.not_in(select(Sweep.id).where(Sweep.action != "run")))
+    return query.where(OF_RUNS)
 
 
 def cell_rows(

@@ -7,7 +7,8 @@ import re
 
 HIDDEN = "***"
 PATTERNS = (
-    re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"),  # user:password@ in a URL
+    re.compile(r"(?<=://)[^/\s:@]+:[^\s@]+(?=@)"),  # user:password@ in a URL; it may hold slashes
+    re.compile(r"(?i)(?<=[?&]sig=)[^\s&\"']+|(?<=signature=)[^\s&\"']+|(?<=credential=)[^\s&\"']+"),  # signed URLs
     re.compile(r"(?<=://)[^/\s:@]{8,}(?=@)"),  # token@ in a URL
     re.compile(r"\b(?:hf|ghp|gho|ghs|github_pat|glpat|xox[abp]|sk)[_-][A-Za-z0-9_-]{8,}"),
     re.compile(r"\bAKIA[0-9A-Z]{16}\b|\bnpm_[A-Za-z0-9]{16,}"),

@@ -9,15 +9,16 @@ from sqlalchemy import Engine, func, select
 from db import detail
 from db.differences import Difference, Making, change_differences, differences, in_chunks, makings
 from db.engine import reading
-from db.models import Cell, CellRest, Result, StageRun
+from db.models import Cell, CellRest, Result, StageRun, Sweep
 from db.query import cell_part, summary_part
 
-STAGES = ("checkpoint", "prompts", "reference", "noise", "export", "candidate", "compare")
+STAGES = ("checkpoint", "prompts", "reference", "noise", "export", "constants", "candidate", "compare")
 DIFF_COLUMNS = ("what", "one", "two")
 # Of a row: not what differs, but which row it is, or how long it took.
 UNTOLD = (
-    "cell", "sweep", "result", "found", "seconds", "created", "noise_key", "prompts_key", "hint", "error_frame",
-    "thresholds", "measurement_version", "stand_in", "checkpoint_dtype", "files_dtype", "layer_count", "source",
+    "cell", "sweep", "result", "found", "seconds", "created", "noise_key", "constants_key", "prompts_key", "hint",
+    "error_frame", "thresholds", "measurement_version", "stand_in", "checkpoint_dtype", "files_dtype", "layer_count",
+    "source",
 )  # fmt: skip
 NEIGHBOURS = 500  # of the newest cells that are looked through where no cell differs in one axis alone
 
@@ -55,7 +56,9 @@ def neighbour(engine: Engine, cell_id: int) -> tuple[int, list[Difference]] | No
         finished = (
             select(Cell.id)
             .join(Result)
-            .where(Result.status == "ok", Cell.id != cell.id, Cell.result_id.is_distinct_from(cell.result_id))
+            .join(Sweep, Sweep.id == Cell.sweep_id)
+            .where(Result.status == "ok", Sweep.action == cell.sweep.action)
+            .where(Cell.id != cell.id, Cell.result_id.is_distinct_from(cell.result_id))
         )
         nearest = sorted(near, reverse=True)[:NEIGHBOURS]
         candidates = [found for (found,) in in_chunks(session, finished, Cell.id, nearest)]

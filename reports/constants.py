@@ -8,9 +8,9 @@ from typing import Any
 from db import detail, query
 from db.engine import open_database
 from db.models import FACTORS
-from db.output import markdown_table, markdown_text
+from db.output import markdown_table, markdown_text, runs
 from reports import notes
-from reports.sweep import ALWAYS, with_stored
+from reports.sweep import ALWAYS, failure_text, with_stored
 from reports.table import cells, number
 
 ACTIONS = ("run", "constants")
@@ -18,11 +18,11 @@ ACTIONS = ("run", "constants")
 WRONG = ("dropped", "added", "differs")
 # Every kind of constant, in the order of the columns.
 TITLES = {
-    "rope": "RoPE", "rope_layout": "RoPE layout", "norm_kind": "Kind of norm", "norm_weight": "Norm weights",
-    "norm_bias": "Norm biases", "epsilon": "Epsilons", "embedding_scale": "Embedding scale",
-    "attention_scale": "Attention scale", "soft_cap": "Soft caps", "window": "Sliding window", "sinks": "Sinks",
-    "logit_scale": "Logit scale", "logit_soft_cap": "Logit soft cap", "bias": "Biases", "multiplier": "Multipliers",
-    "vector": "Other vectors",
+    "layers": "Layers", "rope": "RoPE", "rope_layout": "RoPE layout", "norm_kind": "Kind of norm",
+    "norm_weight": "Norm weights", "norm_bias": "Norm biases", "epsilon": "Epsilons",
+    "embedding_scale": "Embedding scale", "attention_scale": "Attention scale", "soft_cap": "Soft caps",
+    "window": "Sliding window", "clip": "Clip", "sinks": "Sinks", "logit_scale": "Logit scale",
+    "logit_soft_cap": "Logit soft cap", "bias": "Biases", "multiplier": "Multipliers", "vector": "Other vectors",
 }  # fmt: skip
 MOST_ORIGINS = 4
 # Factors that no constant depends on.
@@ -79,7 +79,7 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def measured(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
     """The columns right of the factors."""
     if not row["constants"]:
-        text = f"{row['status']}: {row['error']}" if row["error"] else row["status"]
+        text = failure_text(row)
         return ["", *([""] * len(columns)), text if row["status"] != "ok" else "none compared"]
     by_column: dict[str, list[Mapping[str, Any]]] = {}
     for constant in row["constants"]:
@@ -109,8 +109,7 @@ def entry(constants: Sequence[Mapping[str, Any]]) -> str:
 def below(rows: Sequence[Mapping[str, Any]], names: Sequence[str], shown: Sequence[str]) -> list[str]:
     """Lines below the table: how to read it, what is wrong, and what failed."""
     stored = {row["checkpoint_dtype"] for row in rows if row["checkpoint_dtype"]}
-    said = ", ".join(sorted(stored)) or None
-    first = rows[0] | {"dtype": with_stored(rows[0]["dtype"], said)}
+    first = rows[0] | ({"dtype": with_stored(rows[0]["dtype"], ", ".join(sorted(stored)))} if stored else {})
     told_once = [name for name in names if name not in (*shown, *ELSEWHERE) and first[name]]
     fixed = ", ".join(f"{name} {first[name]}" for name in told_once)
     lines = [
@@ -146,14 +145,9 @@ def title(kind: str) -> str:
 def every_constant(row: Mapping[str, Any]) -> str:
     """A table of each constant of a cell."""
     body = [
-        [number(c[name]) if name == "max_abs_diff" else layers(c[name]) if name == "layers" else c[name] or ""
+        [number(c[name]) if name == "max_abs_diff" else runs(c[name]) if name == "layers" else c[name] or ""
          for name in ALL_COLUMNS]
         for c in row["constants"]
     ]  # fmt: skip
     head = f"## cell {row['cell']}: {row['model']} {row['dtype']}, {row['builder']} {row['patch']}, {row['precision']}"
     return "\n".join([head, "", markdown_table(ALL_COLUMNS, body)])
-
-
-def layers(numbers: Sequence[int] | None) -> str:
-    """Layers in a few characters: 0 – 4, 6."""
-    return cells(numbers).partition(" ")[2] if numbers else ""

@@ -61,7 +61,7 @@ def markdown(report: dict[str, Any]) -> str:
             number(largest(row)),
             number(row["noise_floor_largest"]),
             multiple(row["multiple_largest"]),
-            words(row["verdict"]),
+            words(row["verdict"], row["noise_floor_largest"]),
             identical(row),
         ]
         for line in lines

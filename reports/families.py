@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Engine, select
 
 from db import detail, query
 from db.engine import open_database, reading
-from db.models import FACTORS, Cell
+from db.models import FACTORS, Cell, Sweep
 from db.output import markdown_table
+from db.query import OF_RUNS
 from reports import constants, notes
 from reports.table import identical, largest, multiple, number, span, words
 
@@ -31,16 +32,21 @@ def collect(db: str | None, sweep: str | None) -> dict[str, Any]:
     Errors: `query.NotInDatabase`.
     """
     engine = open_database(db, create=False)
-    if sweep is None:
-        with reading(engine) as session:
-            newest = session.scalar(select(func.max(Cell.sweep_id)).where(Cell.model.startswith(PREFIX)))
-    else:
-        newest = query.sweep_id(engine, sweep)
+    newest = newest_sweep(engine) if sweep is None else query.sweep_id(engine, sweep)
     found = query.cell_rows(engine, sweep=newest) if newest else []
     rows = notes.with_findings(engine, [row for row in found if row["model"].startswith(PREFIX)])
     known = detail.constant_rows(engine, sorted({row["constants_key"] for row in rows if row["constants_key"]}))
     engine.dispose()
     return {"rows": [row | {"constants": known.get(row["constants_key"], [])} for row in rows]}
+
+
+def newest_sweep(engine: Engine) -> int | None:
+    """The newest sweep of the experiment, or else of any that has families."""
+    with reading(engine) as session:
+        known = select(Cell.sweep_id, Sweep.overrides).join(Sweep).where(Cell.model.startswith(PREFIX), OF_RUNS)
+        found = dict(session.execute(known.order_by(Cell.sweep_id)).all())
+    whole = [number for number, asked in found.items() if any("experiment=families" in word for word in asked)]
+    return max(whole or found, default=None)
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -54,8 +60,11 @@ def markdown(report: dict[str, Any]) -> str:
     fixed = ", ".join(f"{name} {rows[0][name]}" for name in names if name not in shown and rows[0][name])
     built = sum(row["status"] == "ok" for row in rows)
     right = sum(row["verdict"] in RIGHT for row in rows)
+    hidden = sum(row["verdict"] in RIGHT and bool(constants.told(row)) for row in rows)
+    of_these = f", {hidden} of these with a wrong constant that no prompt here shows" if hidden else ""
+    many = f"{len(rows)} famil{'y' if len(rows) == 1 else 'ies'}"
     lines = [
-        f"{len(rows)} families: {built} build and run, {right} of them within the noise.",
+        f"{many}: {built} build and run, {right} within the noise{of_these}.",
         f"All cells: {fixed}.",
         "Random weights: the texts mean nothing, the logits are what is compared.",
         *notes.noise(rows),
@@ -67,6 +76,8 @@ def markdown(report: dict[str, Any]) -> str:
 def measured(row: dict[str, Any]) -> list[str]:
     """The columns right of the factors."""
     builds = BUILDS.get(row["status"], row["status"].replace("_", " "))
+    if row["status"] == "run_failed" and row["failed_stage"] != "candidate":  # a full disk, say, is no fault of it
+        builds = "not known"
     if row["status"] != "ok":
         where = f", at {row['error_frame'].split(': ')[0]}" if row["error_frame"] else ""
         return [builds, *[""] * (len(MEASURED) - 2), (row["error"] or "") + where]
@@ -77,7 +88,7 @@ def measured(row: dict[str, Any]) -> list[str]:
         bad or number(largest(row)),
         number(row["noise_floor_largest"]),
         bad or multiple(row["multiple_largest"]),
-        words(row["verdict"]),
+        words(row["verdict"], row["noise_floor_largest"]),
         identical(row | {"nonsense_count": 0}),
         "; ".join(why(row)),
     ]

@@ -12,6 +12,7 @@ from db.output import markdown_code, markdown_text
 from reports.table import cells
 
 MOST_FINDINGS = 12
+MOST_ERROR = 300  # characters of an error; `python -m db show` has all of it
 MOST_WORDS = 160  # characters of a reason
 WITHOUT = "Without the noise of its own precision there is no floor and no verdict"
 PATCH_WORDS = {"present": "is already in", "not_applicable": "has nothing to change in"}
@@ -134,6 +135,10 @@ def patch(row: dict[str, Any]) -> str:
     return f"{row['patch']} {words[row['patch_outcome']]} builder {row['builder']}."
 
 
+def in_short(error: str | None) -> str:
+    return textwrap.shorten(error or "", MOST_ERROR, placeholder=" …")
+
+
 def failures(rows: list[dict[str, Any]]) -> list[str]:
     """Each kind of failure once, with its cells, the whole error, and what to do."""
     kinds: dict[tuple, list[int]] = {}
@@ -143,7 +148,7 @@ def failures(rows: list[dict[str, Any]]) -> list[str]:
     lines = []
     for (status, error, hint), mine in kinds.items():
         lines.append(
-            f"{cells(mine).capitalize()}: {status}: {markdown_text(error)}"
+            f"{cells(mine).capitalize()}: {status}: {markdown_text(in_short(error))}"
             + (f" ({markdown_text(hint)})" if hint else "")
             + f"; `python -m db show {mine[0]}`"
         )

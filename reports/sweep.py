@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from db import detail, query
@@ -94,9 +95,7 @@ def with_stored(dtype: str, stored: str | None) -> str:
 def measured(row: dict[str, Any]) -> list[str]:
     """The columns right of the factors; a failed export shows its error, not a hole."""
     if row["status"] != "ok":
-        text = f"{row['status']}: {row['error']}" if row["error"] else row["status"]
-        text = text if len(text) <= ERROR_LENGTH else text[: ERROR_LENGTH - 1] + "…"
-        return [text, *[""] * (len(MEASURED) - 1)]
+        return [failure_text(row), *[""] * (len(MEASURED) - 1)]
     # One number that is not finite is worse than any that is.
     bad = "not finite" if row["non_finite_count"] else ""
     return [
@@ -104,10 +103,16 @@ def measured(row: dict[str, Any]) -> list[str]:
         bad or number(largest(row)),
         number(row["noise_floor_largest"]),
         bad or multiple(row["multiple_largest"]),
-        words(row["verdict"]),
+        words(row["verdict"], row["noise_floor_largest"]),
         identical(row),
         row["texts"],
     ]
+
+
+def failure_text(row: Mapping[str, Any]) -> str:
+    """A failure as a table's field shows it; all of it stands below."""
+    text = f"{row['status']}: {row['error']}" if row["error"] else row["status"]
+    return text if len(text) <= ERROR_LENGTH else text[: ERROR_LENGTH - 1] + "…"
 
 
 def below(rows: list[dict[str, Any]]) -> list[str]:

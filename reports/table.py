@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-MOST_RUNS = 8
+from db.output import runs
 
 
 def number(value: float | None) -> str:
@@ -42,15 +42,8 @@ def largest(row: Mapping[str, Any]) -> float | None:
 
 def cells(numbers: Iterable[int]) -> str:
     """Cells in a few characters: cell 3, cells 5 – 8, 12."""
-    runs: list[list[int]] = []
-    for n in sorted(set(numbers)):
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    told = ", ".join(str(a) if a == b else f"{a} – {b}" if b > a + 1 else f"{a}, {b}" for a, b in runs[:MOST_RUNS])
-    more = " …" if len(runs) > MOST_RUNS else ""
-    return f"cell{'s' * (len(runs) > 1 or runs[0][0] != runs[0][1])} {told}{more}"
+    known = set(numbers)
+    return f"cell{'s' * (len(known) > 1)} {runs(known)}"
 
 
 def identical(row: Mapping[str, Any]) -> str:
@@ -59,5 +52,6 @@ def identical(row: Mapping[str, Any]) -> str:
     return f"{row['identical_count']} of {row['prompts_count']}{nonsense}"
 
 
-def words(verdict: str | None) -> str:
-    return (verdict or "no noise floor").replace("_", " ")
+def words(verdict: str | None, floor: float | None = None) -> str:
+    """A verdict; where there is none, whether for want of a noise floor (or because it is too large to tell)."""
+    return (verdict or ("no noise floor" if floor is None else "none: too noisy")).replace("_", " ")

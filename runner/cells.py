@@ -106,6 +106,11 @@ def refuse_another_source(model: str, overrides: Sequence[str]) -> None:
                 f"model.{key}: model={model} has a checkpoint of its own",
                 hint=f"model.{key}= goes with model={file} alone; for both in one sweep write my_conf/model/NAME.yaml",
             )
+    if model != "random" and any(o.lstrip("+~").startswith("model.config.") for o in overrides):
+        raise ConfigFailed(
+            f"model.config: model={model} has a config of its own",
+            hint="fields go with model=random alone; another published config is a file: my_conf/model/NAME.yaml",
+        )
 
 
 def typed(plain: Mapping[str, Any]) -> schema.Factors:
@@ -274,8 +279,11 @@ def check_model(model: schema.Model) -> None:
     for key in given:
         if not getattr(model, key).strip():
             raise ConfigFailed(f"model.{key}: it is empty", hint=f"set it: model.{key}=VALUE")
-    if model.gguf and not model.hub:
-        raise ConfigFailed("model.gguf: it names a file of a hub's repository", hint="a file here is model.path=FILE")
+    if (model.gguf or model.revision != "main") and not model.hub:
+        key = "gguf" if model.gguf else "revision"
+        raise ConfigFailed(f"model.{key}: model={model.name} is of no hub", hint="a file here is model.path=FILE")
+    if model.seed and not (model.family or model.config):
+        raise ConfigFailed(f"model.seed: model={model.name} has its own weights", hint="a seed goes with model=random")
     if model.family:
         families.read(model.family)
     if model.config and not (model.family or isinstance(model.config.get("model_type"), str)):

@@ -17,6 +17,8 @@ DTYPE_NAMES = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 DOCUMENTS = {".md", ".pdf", ".png", ".jpg", ".jpeg", ".gif"}
 # Of a checkpoint of several models, what the others are told in; null where it has none.
 TOWERS = ("vision_config", "audio_config")
+# Models that builders take by the whole checkpoint's config alone, and find the text model in it themselves.
+KEPT_WHOLE = ("gemma4", "gemma4_unified")
 # The store's own file beside a checkpoint that was downloaded or made.
 MANIFEST = "manifest.json"
 FOLDER_HINT = (
@@ -108,7 +110,7 @@ class Inspector:
         config = read_config(path)
         inner = config.get("text_config") or config
         others = [config[key] for key in TOWERS if key in config]
-        named = inner.get("dtype") or inner.get("torch_dtype") or config.get("torch_dtype")
+        named = inner.get("dtype") or inner.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
         layers = inner.get("num_hidden_layers")
         if not isinstance(layers, int | None) or not isinstance(named, str | None):
             raise ValueError("num_hidden_layers must be a number and torch_dtype a name")
@@ -116,7 +118,8 @@ class Inspector:
         if not weights:
             raise CheckpointFailed(
                 f"no *.safetensors file in {path}",
-                hint="save the checkpoint with save_pretrained(..., safe_serialization=True)",
+                hint="save the checkpoint with save_pretrained(..., safe_serialization=True);"
+                " action=constants needs no weights",
             )
         check_index(path)
         dtypes: Counter[str] = Counter()
@@ -135,7 +138,7 @@ class Inspector:
             layers=layers,
             dtypes=dict(dtypes),
             config_dtype=CONFIG_DTYPES.get(named, named),
-            mixed=inner is not config and (not others or any(others)),
+            mixed=inner is not config and (not others or any(others)) and config.get("model_type") not in KEPT_WHOLE,
         )
 
     def file_hash(self, path: Path) -> str:

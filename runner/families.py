@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ def names() -> list[str]:
 
 
 def label(family: str) -> str:
-    """A family's name in rows: of one's own file its stem."""
-    return Path(family).stem if family.endswith(FILES) else family
+    """A family's name in rows: of one's own file its stem, of a config.json its folder's name."""
+    path = Path(family).expanduser()
+    return family if not family.endswith(FILES) else path.resolve().parent.name if path.stem == "config" else path.stem
 
 
 def read(family: str) -> dict[str, Any]:
@@ -40,8 +42,10 @@ def read(family: str) -> dict[str, Any]:
             hint=f"allowed: {', '.join(names())}, or the path of a .yaml file like theirs, or of a config.json",
         )
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        text = path.read_text(encoding="utf-8")
+        # YAML 1.1 takes JSON's 1e-05 for text.
+        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, UnicodeError, ValueError, yaml.YAMLError) as error:
         raise ConfigFailed(f"model.family: {path} cannot be read: {error}") from error
     if isinstance(content, dict) and "config" not in content:
         content = {"what": label(family), "config": content}

@@ -27,6 +27,8 @@ from runner.failures import CheckpointFailed, says_disk_full
 from runner.store import MANIFEST, Artifact, Store
 
 KIND = "model"
+# Raise it when other files of a repository are taken.
+VERSION = 1
 COMMIT = re.compile(r"[0-9a-f]{40}")
 # One name, or two with a slash: what the hub allows.
 NAME = r"(?!.*(--|\.\.))[A-Za-z0-9_]([A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
@@ -45,7 +47,10 @@ SHARD = re.compile(r"(.+-)(\d{5})(-of-)(\d{5})(\.(?:safetensors|bin))")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 # Seconds that the hub has for an answer about a repository.
 PATIENCE = 20
-NO_NETWORK_HINT = "run it once with a network, or give model.path=DIR"
+NO_NETWORK_HINT = (
+    "run it once with a network, or give model.path=DIR; action=constants needs no download where the model's file"
+    " has a config"
+)
 
 
 class Unreachable(Exception):
@@ -54,7 +59,7 @@ class Unreachable(Exception):
 
 def key_of(repo: str, commit: str, gguf: str | None = None) -> str:
     """The key of the artifact, of kind `KIND`, that `fetch` makes."""
-    return hashing.of_value("hub", repo, commit, gguf)
+    return hashing.of_value("hub", VERSION, repo, commit, gguf)
 
 
 def commit_of(store: Store, repo: str, revision: str = "main") -> str:

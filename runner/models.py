@@ -8,21 +8,24 @@ each an artifact of the store, known by what went into it, and found on
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from runner import cells, checkpoints, families, hashing, hub, paths, releases, schema
 from runner.environments import Resolution
-from runner.failures import CheckpointFailed, Failure
+from runner.failures import CheckpointFailed
 from runner.processes import in_thread
-from runner.remote import Remote
+from runner.remote import Remote, RemoteFailed
 from runner.store import Artifact, Store
 
 KIND = "model"
 # Raise it when something else is made of the same.
 VERSION = 1
+# Downloads and conversions side by side.
+AT_A_TIME = 4
 # Whose tokenizer a made checkpoint gets: any will do, and this one ships.
 TOKENIZER = paths.PROJECT / "checkpoints" / "tiny_llama"
 
@@ -71,6 +74,7 @@ class Models:
     make: Maker | None
     say: Callable[[str], None] = lambda text: None
     checked: set[str] = field(default_factory=set)
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_A_TIME))
 
     async def origin(self, config: schema.Factors, constants: bool = False) -> Origin:
         """The cell's checkpoint. constants: one that has its constants is enough. Errors: `CheckpointFailed`."""
@@ -78,8 +82,12 @@ class Models:
         if constants and (published := self.published(config)):
             return await self.made(self.random(published, model.seed, shrink=True, said=f"the config of {model.name}"))
         if model.family:
-            given = families.read(model.family)["config"] | model.config
-            return await self.made(self.random(given, model.seed, False, f"random {families.label(model.family)}"))
+            family = families.read(model.family)["config"]
+            recipe = self.random(
+                merged(family, model.config), model.seed, False, f"random {families.label(model.family)}"
+            )
+            own = sorted(set(model.config) - set(family))  # to be told apart from a family's own by whoever makes it
+            return await self.made(replace(recipe, arguments=recipe.arguments | {"given": own}))
         if model.hub:
             origin = await self.downloaded(model)
             path = origin.path / Path(model.gguf).name if model.gguf else origin.path
@@ -114,10 +122,12 @@ class Models:
 
     def converted(self, path: Path, origin: Origin) -> Recipe | None:
         """How a checkpoint that is a GGUF file, or has pickled weights alone, becomes a folder of safetensors."""
+        path = path.absolute()  # a worker is in a folder of its own
         if path.suffix.lower() == ".gguf":
             if not path.is_file():
                 raise CheckpointFailed(f"model.path: {path} does not exist", hint="name a .gguf file, or a folder")
             digest = self.inspector.file_hash(path)
+            self.inspector.save()
             said = origin.said or f"GGUF {path.name}, sha256 {digest[:12]}"
             extra = tuple(releases.known()["gguf"])
             return Recipe({"gguf": digest}, {"kind": "gguf", "source": str(path)}, said, extra=extra)
@@ -157,17 +167,31 @@ class Models:
     async def artifact(self, key: str, said: str, produce: Callable[[], Awaitable[Artifact]]) -> Artifact:
         """What is in the store under `key`, or on the remote, or else what `produce` makes of it, which goes there."""
         if found := await self.find(key):
+            if self.make is not None:
+                await self.keep_for_others(found, key)
             return found
         if self.make is None:
             raise NotHere(f"{said} is not here yet", hint="a run downloads or makes it first", transient=True)
-        async with self.store.locked(f"{KIND}-{key}"):
+        async with self.slots, self.store.locked(f"{KIND}-{key}"):
             if found := await self.find(key):  # another process was faster
                 return found
-            if self.remote and (pulled := await in_thread(self.remote.pull, self.store, KIND, key)):
+            if pulled := await self.pulled(key, said):
                 return pulled
             made = await produce()
             await self.keep_for_others(made, key)
         return made
+
+    async def pulled(self, key: str, said: str) -> Artifact | None:
+        """What the remote has under `key`. What goes wrong there is told: it can be had otherwise."""
+        if self.remote is None:
+            return None
+        try:
+            pulled = await in_thread(self.remote.pull, self.store, KIND, key)
+            self.say(f"{said}: {'from' if pulled else 'not on'} store.remote")
+            return pulled
+        except RemoteFailed as failure:
+            self.say(f"not had from store.remote: {failure.line()} ({failure.hint})")
+            return None
 
     async def keep_for_others(self, made: Artifact, key: str) -> None:
         """Put an artifact on the remote. What goes wrong there is told: this sweep has what it needs."""
@@ -176,8 +200,8 @@ class Models:
             return
         try:
             await in_thread(self.remote.push, made, KIND, key)
-        except Failure as failure:
-            self.say(f"not put on store.remote: {failure.line()}" + (f" ({failure.hint})" if failure.hint else ""))
+        except RemoteFailed as failure:
+            self.say(f"not put on store.remote: {failure.line()} ({failure.hint})")
 
     async def find(self, key: str) -> Artifact | None:
         """The artifact, if every file is as it was when it was finished; a damaged one is removed."""
@@ -193,6 +217,16 @@ class Models:
         """Whether every byte is as the manifest says; hashes of files that have not changed are known."""
         files = artifact.manifest["files"].items()
         return all(self.inspector.file_hash(artifact.path / name) == entry["sha256"] for name, entry in files)
+
+
+def merged(config: dict, given: dict) -> dict:
+    """A config with some fields set, those of nested parts too."""
+    nested = {key: merged(config[key], value) for key, value in given.items() if both(config.get(key), value)}
+    return config | given | nested
+
+
+def both(one: Any, two: Any) -> bool:
+    return isinstance(one, dict) and isinstance(two, dict)
 
 
 def weights_of(folder: Path) -> str | None:

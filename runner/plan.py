@@ -24,8 +24,8 @@ from runner.store import Store
 
 # Raise a stage's number when its output changes for the same inputs.
 VERSIONS = {
-    "checkpoint": 3, "prompts": 4, "reference": 3, "noise": 2, "export": 3, "constants": 2, "candidate": 3,
-    "compare": 3,
+    "checkpoint": 3, "prompts": 4, "reference": 3, "noise": 2, "export": 3, "constants": 3, "candidate": 3,
+    "compare": 4,
 }  # fmt: skip
 # How results of the comparison are told apart: the number that rows carry.
 MEASUREMENT_VERSION = 2
@@ -163,9 +163,8 @@ def stages_of(config, backend, checkpoint, layers, resolutions, overlay, setting
     """The stages of a cell by name, in the order in which each finds what it needs."""
     dtype = "stored" if checkpoint.same_dtype(config.dtype) else config.dtype
     identity = {"checkpoint": checkpoint.hash, "dtype": dtype, "layers": layers}
-    text_only = checkpoint.mixed and config.model.text_only
-    identity |= {"text_only": True} if text_only else {}
-    made = ("checkpoint",) if dtype != "stored" or layers is not None or text_only else ()
+    identity |= {"text_only": True} if checkpoint.mixed else {}
+    made = ("checkpoint",) if dtype != "stored" or layers is not None or checkpoint.mixed else ()
 
     def folder(paths: dict[str, Path]) -> str:
         return str(paths.get("checkpoint", checkpoint.path))
@@ -178,7 +177,7 @@ def stages_of(config, backend, checkpoint, layers, resolutions, overlay, setting
         stages["checkpoint"] = Stage(
             "checkpoint", identity, "reference", (),
             lambda paths, meta: {
-                "source": str(checkpoint.path), "dtype": dtype, "layers": layers, "text_only": text_only,
+                "source": str(checkpoint.path), "dtype": dtype, "layers": layers, "text_only": checkpoint.mixed,
             },
         )  # fmt: skip
     wanted = config.prompts
@@ -232,9 +231,7 @@ def stages_of(config, backend, checkpoint, layers, resolutions, overlay, setting
         "constants",
         {**identity, "export": stages["export"].key, "packages": resolutions["reference"].hash},
         "reference", (*made, "export"),
-        lambda paths, meta: {
-            "checkpoint": folder(paths), "export": str(paths["export"]), "precision": config.precision,
-        },
+        lambda paths, meta: {"checkpoint": folder(paths), "export": str(paths["export"])},
     )  # fmt: skip
     candidate = backend.candidate_settings(config)
     stages["candidate"] = Stage(
@@ -245,6 +242,7 @@ def stages_of(config, backend, checkpoint, layers, resolutions, overlay, setting
         lambda paths, meta: {
             "export": str(paths["export"]), "checkpoint": folder(paths), "prompts": ids(paths),
             "reference": str(paths["reference"]), "end_tokens": meta["reference"]["end_tokens"],
+            "precision": config.precision,
             **candidate, **length,
         },
     )  # fmt: skip

@@ -29,6 +29,8 @@ from runner.sweep import Ending, job_root, jobs_of, look_up, outcome_of
 
 MOST_REASONS = 3
 ERROR_LENGTH = 60
+# What is said to be computed of a cell whose checkpoint is not here yet.
+UNMADE = ("model", "what stands on it")
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def survey(cells: Sequence[Cell], settings: schema.Settings) -> Survey:
     planned, wanted = [], {}  # resolutions by hash
     for cell, plan in zip(cells, plans, strict=True):
         if isinstance(plan, NotHere):  # what follows depends on its bytes
-            planned.append(Planned(cell, compute=dict.fromkeys(("model", "what stands on it"))))
+            planned.append(Planned(cell, compute=dict.fromkeys(UNMADE)))
         elif isinstance(plan, Failure):
             planned.append(Planned(cell, failure=plan))
         elif found := look_up(engine, settings, plan):
@@ -171,12 +173,15 @@ def whole(found: Survey) -> list[str]:
     seconds = [value for planned in found.cells for value in planned.seconds]
     if not seconds:
         return ["Nothing is to be computed."]
-    new = list(dict.fromkeys(name for p in found.cells for name, value in (p.compute or {}).items() if value is None))
+    unknown = [name for p in found.cells for name, value in (p.compute or {}).items() if value is None]
+    new = [name for name in dict.fromkeys(unknown) if name not in UNMADE]
     lines = [
         f"Estimate: {about(seconds)} s of work, by the medians of past runs; {about(seconds, found.jobs)} s with"
         f" {found.jobs} at a time, and the start of the workers."
     ]
     lines += [f"Not known, for no past run has one: {', '.join(new)}."] if new else []
+    if UNMADE[0] in unknown:
+        lines.append("A checkpoint that is not here is downloaded or made first; how long that takes is not known.")
     if found.installs:
         many = f"{found.installs} environment{'s' * (found.installs > 1)}"
         lines.append(f"{many} would be made first, which is not in the estimate.")

@@ -51,6 +51,8 @@ async def in_thread(function: Callable[..., T], *arguments: Any, **named: Any) -
     def work() -> None:
         try:
             result = function(*arguments, **named)
+        except StopIteration as error:  # which a future does not take
+            told = partial(future.set_exception, RuntimeError(f"StopIteration: {error}"))
         except BaseException as error:
             told = partial(future.set_exception, error)
         else:

@@ -47,7 +47,7 @@ def success(plan: Plan, measured: Measured, runs: Sequence[StageRun], seconds: f
     compared = measured.compare or {"measurement": MEASUREMENT_VERSION, "thresholds": None, "prompts": []}
     values = {
         "status": "ok",
-        "final": True,
+        "final": all(failed.final for failed in measured.constants_failures),
         "measurement_version": compared["measurement"],
         "thresholds": compared["thresholds"],
         "files_dtype": files,
@@ -70,7 +70,9 @@ def findings(measured: Measured, values: dict) -> list[dict]:
     said = {stage: measured.metas.get(stage, {}).get("findings", []) for stage in measured.metas}
     audit = [*(measured.prompts or {}).get("findings", []), *said.get("candidate", [])]
     found = [{"kind": "prompt", **finding} for finding in audit]
-    warnings = [finding for stage in ("checkpoint", "export", "constants") for finding in said.get(stage, [])]
+    warnings = [
+        finding for stage in ("checkpoint", "export", "constants", "compare") for finding in said.get(stage, [])
+    ]
     for failed in measured.constants_failures:
         evidence = f"they could not be compared: {scrub(failed.line())}"
         warnings.append({"prompt": None, "check": "constants", "evidence": evidence})
@@ -133,9 +135,19 @@ def constant_rows(plan: Plan, constants: dict | None) -> list[dict]:
 
 
 def failure(
-    failed: Failure, plan: Plan | None, runs: Sequence[StageRun], seconds: float, audit: Sequence[dict] = ()
+    failed: Failure,
+    plan: Plan | None,
+    runs: Sequence[StageRun],
+    seconds: float,
+    audit: Sequence[dict] = (),
+    constants: dict | None = None,
+    warnings: Sequence[dict] = (),
 ) -> NewResult:
-    """A failed cell; `plan` is None where it failed before it had one. audit: what was odd about its prompts."""
+    """A failed cell; `plan` is None where it failed before it had one.
+
+    audit: what was odd about its prompts; constants, warnings: what its export
+    holds, where it has one, and what is wrong with that.
+    """
     evidence = failed.evidence
     values = {
         "status": failed.status,
@@ -151,8 +163,12 @@ def failure(
         "stderr_tail": scrub(evidence.stderr_tail or "") or None,
         "peak_memory_bytes": evidence.peak_memory_bytes or peak_memory(runs),
     }
-    result = new_result(values, plan, runs, seconds)
-    return replace(result, findings=[{"kind": "prompt", **finding} for finding in audit])
+    rows = constant_rows(plan, constants) if plan else []
+    values["constants_key"] = rows[0]["constants_key"] if rows else None
+    told = [
+        {"kind": kind, **finding} for kind, found in (("prompt", audit), ("warning", warnings)) for finding in found
+    ]
+    return replace(new_result(values, plan, runs, seconds), findings=told, constants=rows)
 
 
 def new_result(

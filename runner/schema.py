@@ -51,7 +51,6 @@ class Model:
     config: fields of the published config.json. With ``action=constants`` a
         small checkpoint that has its constants is made from them, and nothing
         is downloaded.
-    text_only: of a checkpoint of several models take the text model alone.
     """
 
     name: str = MISSING
@@ -62,7 +61,6 @@ class Model:
     family: Optional[str] = None
     seed: int = 0
     config: Dict[str, Any] = field(default_factory=dict)
-    text_only: bool = True
 
 
 MODEL_SOURCES = ("path", "hub", "family")

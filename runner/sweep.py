@@ -175,8 +175,8 @@ class SweepJob:
         waiting = []
         self.progress.preparing("planning")
         # Checkpoints that are no folders yet are fetched and made side by side; what goes wrong is each cell's to say.
-        wanted = (self.planner.origin(cell.config) for _, cell in self.cells if cell.config)
-        await asyncio.gather(*wanted, return_exceptions=True)
+        models = {id(cell.config.model): cell.config for _, cell in self.cells if cell.config}
+        await asyncio.gather(*map(self.planner.origin, models.values()), return_exceptions=True)
         for cell_id, cell in self.cells:
             started = time.monotonic()
             plan = await outcome_of(self.planner.plan(cell))
@@ -247,7 +247,10 @@ class SweepJob:
         staged = [plan.stages[name] for name in ("prompts", "candidate") if name in plan.stages] if plan else []
         audited = [self.store.find(stage.name, stage.key) for stage in staged]
         audit = [finding for artifact in audited if artifact for finding in artifact.meta.get("findings", ())]
-        new = recording.failure(failure, plan, runs, seconds, audit)
+        held = self.store.find("constants", plan.stages["constants"].key) if plan else None
+        constants = read_json(held, recording.FILES["constants"]) if held else None
+        warnings = held.meta.get("findings", ()) if held else ()
+        new = recording.failure(failure, plan, runs, seconds, audit, constants, warnings)
         made_of = recording.provenance(cell, plan, failure)
         result = record.record_result(self.engine, cell_id, new, made_of)
         fault = isinstance(failure, Fault)

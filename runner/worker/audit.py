@@ -6,6 +6,7 @@ reader, never an opinion that stops a run by itself.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from sensible import MARKER, TURN_MARKER
@@ -89,7 +90,8 @@ def bos(tokenizer, ids: list[int], expected: bool) -> str:
     places = [n for n, i in enumerate(ids) if i == wanted]
     # Where it is also what begins a turn, as in SmolLM2, only two in a row are one too many.
     begins_turns = TURN_MARKER.fullmatch(tokenizer.bos_token) is not None
-    if len(places) > 1 and (not begins_turns or places[1] == places[0] + 1):
+    doubled = any(two == one + 1 for one, two in itertools.pairwise(places))
+    if len(places) > 1 and (doubled or not begins_turns):
         return f"{name} stands {len(places)} times, at {places[:4]}: the ids begin {ids[: places[1] + 2]}"
     if expected and ids[:1] != [wanted]:
         return f"no {name} at the start, which the tokenizer itself would put: the ids begin {ids[:4]}"

@@ -13,34 +13,49 @@ from audit import runtime_ids
 from task import StageError
 from transformers import AutoTokenizer
 
+HALF = (
+    "exports in 16 bits are meant for GPUs: on a CPU many are built and do not run; action=constants compares what"
+    " they hold"
+)
+
 
 def run(arguments: dict, out: str) -> dict:
     """Continue each prompt greedily, then force the reference's tokens, and save both to `out`.
 
     arguments: export (folder), checkpoint (folder, for the tokenizer), prompts
     (path of prompts.json), reference (folder), end_tokens (list of int),
-    max_new_tokens, stop_at_end, threads. Both sides stop at the same tokens.
+    max_new_tokens, stop_at_end, threads, precision (of the export). Both sides
+    stop at the same tokens.
     """
+    hint = HALF if arguments["precision"] in ("fp16", "bf16") else ""
     try:
         model = og.Model(configured(arguments["export"], arguments["threads"]))
     except Exception as error:
-        raise StageError(str(error), kind="LoadFailed") from error
+        raise StageError(str(error), kind="LoadFailed", hint=hint) from error
     with open(os.path.join(arguments["export"], "genai_config.json"), encoding="utf-8") as file:
         config = json.load(file)
     tokenizer = AutoTokenizer.from_pretrained(arguments["checkpoint"])
-    ends = set(arguments["end_tokens"])
     with open(arguments["prompts"], encoding="utf-8") as file:
         prompts = json.load(file)["prompts"]
     references = continuation.load(arguments["reference"])
+    try:
+        compute(arguments, out, model, config, tokenizer, prompts, references)
+    except RuntimeError as error:
+        raise StageError(str(error), kind=type(error).__name__, hint=hint) from error
+    return {
+        "overridden": neutral.overridden(config.get("search") or {}),
+        "findings": runtime_ids(encoder(model), prompts),
+    }
+
+
+def compute(arguments: dict, out: str, model, config: dict, tokenizer, prompts: list, references: list) -> None:
+    """Continue each prompt, and force the reference's tokens; `arguments` and `out` are those of `run`."""
+    ends = set(arguments["end_tokens"])
     for index, (prompt, reference) in enumerate(zip(prompts, references, strict=True)):
         stops = ends if arguments["stop_at_end"] else set()
         tokens, logits = greedy(model, config["model"], prompt["ids"], stops, arguments["max_new_tokens"])
         fed = forced(model, config["model"], prompt["ids"], reference["tokens"])
         continuation.save(out, index, prompt["name"], tokens, logits, tokenizer, ends, fed)
-    return {
-        "overridden": neutral.overridden(config.get("search") or {}),
-        "findings": runtime_ids(encoder(model), prompts),
-    }
 
 
 def configured(export: str, threads: int) -> str:

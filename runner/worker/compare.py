@@ -26,7 +26,7 @@ def run(arguments: dict, out: str) -> dict:
     arguments: reference, candidate, noise (folders; noise may be None), expect
     ({prompt name: text or None}), suspect (names of prompts that the audit
     found to be other than meant), thresholds ({"within", "broken"}: multiples
-    of the noise floor).
+    of the noise floor). Returns what is odd about the whole in "findings".
     """
     noise = noise_floors(arguments["noise"])
     pairs = zip(
@@ -40,7 +40,30 @@ def run(arguments: dict, out: str) -> dict:
     content = {"measurement": MEASUREMENT_VERSION, "thresholds": arguments["thresholds"], "prompts": prompts}
     with open(os.path.join(out, "comparison.json"), "w", encoding="utf-8") as file:
         json.dump(content, file)
-    return {}
+    return {"findings": coarse(prompts, arguments["thresholds"]["within"])}
+
+
+def coarse(prompts: list[dict], within: float) -> list[dict]:
+    """A warning where the noise is so large that nothing can be said: see `says_nothing`."""
+    found = [
+        (prompt["noise_floor"]["value"], prompt["reference_range"]["value"])
+        for prompt in prompts
+        if says_nothing(prompt["noise_floor"]["value"], prompt["reference_range"]["value"], within)
+    ]
+    if not found:
+        return []
+    floor, span = max(found)
+    evidence = (
+        f"{len(found)} of {len(prompts)} prompts have no verdict: up to {within:g} times the noise floor ({floor:.3g})"
+        f" would count as right, which is more than half of what the logits span ({span:.3g})"
+    )
+    return [{"prompt": None, "check": "coarse_noise", "evidence": evidence}]
+
+
+def says_nothing(floor: float | None, span: float | None, within: float) -> bool:
+    """Whether a difference that counts as right could be half of all that logits differ by: rounding to int4 can ruin a
+    small model by itself, and then no error of the export shows beside it."""
+    return floor is not None and span is not None and within * floor > span / 2
 
 
 def noise_floors(folder: str | None) -> dict[str, float]:
@@ -72,6 +95,7 @@ def compare_prompt(arguments: dict, reference: dict, candidate: dict, floor: flo
     whole.setdefault(FORCED + "logits_max_abs_diff", None)
     ratios = {mode: ratio(whole[mode + "logits_max_abs_diff"], floor) for mode in modes}
     gap = None if identical else rows["gap"]
+    judged_by = None if says_nothing(floor, rows["range"], arguments["thresholds"]["within"]) else floor
     suspect = reference["name"] in arguments["suspect"]
     words = [outcome(side, arguments["expect"].get(reference["name"])) for side in (reference, candidate)]
     return {
@@ -85,7 +109,7 @@ def compare_prompt(arguments: dict, reference: dict, candidate: dict, floor: flo
         "noise_floor": number(floor),
         "noise_ratio": number(ratios[FREE]),
         "forced_noise_ratio": number(ratios.get(FORCED)),
-        "verdict": verdict(rows["finite"], list(ratios.values()), identical, gap, floor, arguments["thresholds"]),
+        "verdict": verdict(rows["finite"], list(ratios.values()), identical, gap, judged_by, arguments["thresholds"]),
         "parting": None if identical else parting(reference, candidate, matched, gap),
         "within_bands": all(whole[mode + name] <= rtol for mode in modes for name, rtol in RTOL.items()),
         "reference_range": number(rows["range"]),

@@ -27,7 +27,7 @@ FP32 = np.dtype(np.float32)
 def run(arguments: dict, out: str) -> dict:
     """Compare the constants and write ``constants.json`` to `out`.
 
-    arguments: checkpoint, export (folders), precision. ``constants.json``:
+    arguments: checkpoint, export (folders). ``constants.json``:
     {"constants": [{"kind", "what", "layers" (None outside them), "reference",
     "export" (short texts), "max_abs_diff", "positions" (compared, of a rotary
     cache), "verdict", "says"}]}. Verdicts: "same" to the last bit of the
@@ -39,6 +39,7 @@ def run(arguments: dict, out: str) -> dict:
     export = constants_export.read(arguments["export"])
     found = merged(
         [
+            *depth(reference, export),
             *constants_rope.entries(reference, export),
             *constants_vectors.norms(reference, export),
             *scores(reference, export),
@@ -51,6 +52,14 @@ def run(arguments: dict, out: str) -> dict:
     with open(os.path.join(out, "constants.json"), "w", encoding="utf-8") as file:
         json.dump({"constants": found}, file, indent=1, ensure_ascii=False)
     return {"findings": constants_entry.findings(found), "constants": len(found)}
+
+
+def depth(reference: Reference, export: Export) -> list[dict]:
+    """An export that has fewer layers than its checkpoint, or more."""
+    if reference.layers == export.layers:
+        return []
+    said = f"{export.layers} layers instead of {reference.layers}"
+    return [entry("layers", "layers", None, reference.layers, export.layers, DIFFERS, said)]
 
 
 def scores(reference: Reference, export: Export) -> list[dict]:
@@ -72,9 +81,19 @@ def scores(reference: Reference, export: Export) -> list[dict]:
             for kind, (one, other) in (("soft_cap", (ours.soft_cap, theirs.soft_cap)), ("window", windows)):
                 if one is not None or other is not None:
                     found.append(numbers(kind, "attention", layer, one, other, FP32, lost))
+        if reference.clip is not None:
+            found.append(clip(layer, reference.clip, layer in export.clips))
         if ours.sinks is not None or theirs.sinks is not None:
             found.append(constants_vectors.vector_entry("sinks", "attention", layer, ours.sinks, theirs.sinks))
     return found
+
+
+def clip(layer: int, ours: float, clips: bool) -> dict:
+    """What is done with queries, keys and values that are beyond a limit."""
+    what = "queries, keys and values"
+    if clips:
+        return unread("clip", what, layer, ours, "the layer clips something; to what is not known")
+    return entry("clip", what, layer, ours, None, DROPPED, f"clip to {text(ours)} dropped")
 
 
 def used(window: int | None, positions: int | None) -> int | None:

@@ -10,6 +10,7 @@ SAME, ROUNDED, DIFFERS, DROPPED, ADDED, UNREAD = "same", "rounded", "differs", "
 FAULTS = (DIFFERS, DROPPED, ADDED)
 # kind -> what a reader calls it.
 KINDS = {
+    "layers": "number of layers",
     "rope": "rotary embedding",
     "rope_layout": "rotated dimensions",
     "norm_kind": "kind of norm",
@@ -20,6 +21,7 @@ KINDS = {
     "attention_scale": "attention scale",
     "soft_cap": "soft cap",
     "window": "sliding window",
+    "clip": "clip",
     "sinks": "attention sinks",
     "logit_scale": "logit scale",
     "logit_soft_cap": "logit soft cap",

@@ -101,6 +101,7 @@ class Export:
     biases: dict[tuple[int | None, str], np.ndarray] = field(default_factory=dict)
     multipliers: dict[int, list[np.ndarray]] = field(default_factory=dict)
     opaque: set[int | None] = field(default_factory=set)
+    clips: set[int | None] = field(default_factory=set)  # layers that clip something
     embedding_scale: np.ndarray | str = "no embedding in the graph"
     logits: Callable[[float], float] | str = "no logits in the graph"
 
@@ -116,6 +117,8 @@ def read(folder: str) -> Export:
     found = Export(layers, dtype_of(graph))
     for node in nodes:
         layer = layer_of(node)
+        if node.op_type == "Clip":
+            found.clips.add(layer)
         if node.op_type in NORMS:
             found.norms.append(norm(node, layer, layers))
         elif node.op_type in OPAQUE:

@@ -66,6 +66,7 @@ class Reference:
     biases: dict[tuple[int | None, str], np.ndarray] = field(default_factory=dict)
     vectors: dict[tuple[int | None, str], np.ndarray] = field(default_factory=dict)
     multipliers: dict[int, tuple[float, list[float]] | str] = field(default_factory=dict)
+    clip: float | None = None  # of queries, keys and values, to both sides of 0
     embedding_scale: float | str = ""
     logits: tuple[float, float | None] | str = ""
 
@@ -82,6 +83,7 @@ def measure(folder: str) -> Reference:
     found = Reference(
         len(layers), getattr(config, "max_position_embeddings", None), getattr(config, "layer_types", None)
     )
+    found.clip = getattr(config, "clip_qkv", None)  # by its name: only values beyond it would show that it is there
     watch = Watch(model, prefix, layers)
     watch.run()
     found.attention = watch.attention

@@ -104,6 +104,8 @@ def compared(what: str, layers: list[int], call, cache: Cache, positions: int | 
     if verdict == DIFFERS:
         predicate = rope_fit.difference(ours, theirs, call.scaling, call.theta)
         said = [f"{what} {predicate or 'have these frequencies, and other values: most ' + where}"]
+    if len(cache.cos) < wanted:  # what comes after it has no rotation to look up
+        verdict = DIFFERS
     if len(cache.cos) != wanted:
         said.append(f"the cache has {len(cache.cos)} positions, the model {wanted}")
     if side and cache.beyond is not None and cache.beyond != call.beyond:

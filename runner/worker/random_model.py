@@ -7,6 +7,7 @@ the class's own initialisation does and in every version of transformers; all of
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ import tempfile
 
 import torch
 from checkpoint import write_json
+from noise import free_memory
 from safetensors.torch import load_file, save_file
 from shrink import completed, configured, layer_kinds, shrunken
 from task import StageError
@@ -35,22 +37,32 @@ NORMS_SCALE = ("gemma4_text", "gemma4_unified_text")
 # Stored [experts, in, out]; a Linear, and other families' experts, have the out side first.
 IN_FIRST = ("gpt_oss",)
 LEAST_RANGE = 1.0
+# Fields of published configs that transformers 5 has other names for.
+LEGACY = (
+    "rope_theta", "rope_scaling", "rope_local_base_freq", "sliding_window_pattern", "partial_rotary_factor",
+    "rotary_dim", "torch_dtype", "architectures", "hidden_act", "hidden_activation",
+)  # fmt: skip
+# For each parameter: twice in fp32, as the class starts it and as it is read back, once in bf16, and the drawing's own.
+BYTES = 16
 
 
-def make(config: dict, seed: int, tokenizer: str, out: str, shrink: bool = False) -> dict:
+def make(config: dict, seed: int, tokenizer: str, out: str, shrink: bool = False, given: tuple[str, ...] = ()) -> dict:
     """Write a random checkpoint in bf16 to `out`, an existing folder, and read it back to check it.
 
     config: fields of a config.json, model_type among them; the vocabulary size
     and the special tokens are taken from `tokenizer`, a folder whose tokenizer
     becomes the checkpoint's. shrink: `config` is a real checkpoint's, to be
-    made small first. Returns counts ("parameters", "layers", "tensors"), the
+    made small first. given: fields that were set by hand. Returns counts ("parameters", "layers", "tensors"), the
     kind of each layer ("layer_types") and "logit_range" of a pass over every
     16th token of the vocabulary.
 
-    Errors: StageError where transformers does not know the model type, or a
-    tensor has its default after all, is missing, or gives no use of logits.
+    Errors: StageError where transformers does not know the model type or a
+    given field, where memory would not do, or a tensor has its default after
+    all, is missing, or gives no use of logits.
     """
+    refuse_unknown(given, config)
     published = filled(shrunken(config) if shrink else config, tokenizer)
+    refuse_huge(published)
     fresh, defaults = initialised(published, seed)
     text = fresh.config.get_text_config()
     gain = getattr(text, "logits_scaling", None) or 1.0
@@ -74,6 +86,33 @@ def make(config: dict, seed: int, tokenizer: str, out: str, shrink: bool = False
         "layer_types": kinds,
         "logit_range": logit_range(model),
     }
+
+
+def refuse_unknown(given: tuple[str, ...], config: dict) -> None:
+    """transformers takes any field, and a misspelt one changes nothing. Errors: StageError."""
+    kind = config["model_type"]
+    known = {*completed({"model_type": kind}), *configured({"model_type": kind}).to_dict(), *LEGACY}
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+            raise StageError(
+                f"model.config.{name}: {kind} has no such field" + (f"; did you mean {near[0]}?" if near else ""),
+                kind="UnknownField",
+                hint=f"known: {', '.join(sorted(known))}",
+            )
+
+
+def refuse_huge(published: dict) -> None:
+    """Refuse what would not fit in memory. Errors: StageError."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(configured(published), dtype=torch.float32)
+    needed, free = sum(p.numel() for p in model.parameters()) * BYTES, free_memory()
+    if free is not None and needed > free:
+        raise StageError(
+            f"a random model of this config takes {needed / 1e9:.1f} GB to make, and {free / 1e9:.1f} GB are free",
+            kind="TooLarge",
+            hint="action=constants makes it narrow; or set fields: +model.config.num_hidden_layers=2 and so on",
+        )
 
 
 def filled(config: dict, tokenizer: str) -> dict:

@@ -7,25 +7,35 @@ import os
 from checkpoint import read_json, write_json
 from task import StageError
 
-CONFIGS = ("config.json", "tokenizer_config.json")
-
 
 def brings_code(folder: str) -> list[str]:
-    """What of a checkpoint asks for code of its own: its configs' auto_map, and Python files."""
-    mapped = [f"auto_map in {name}" for name in CONFIGS if "auto_map" in config_of(folder, name)]
+    """What of a checkpoint asks for code of its own: an auto_map in one of its JSON files, and Python files."""
+    mapped = [f"auto_map in {name}" for name, content in configs(folder).items() if without_map(content) != content]
     return mapped + sorted(name for name in os.listdir(folder) if name.endswith(".py"))
 
 
-def config_of(folder: str, name: str) -> dict:
-    path = os.path.join(folder, name)
-    return read_json(path) if os.path.exists(path) else {}
+def configs(folder: str) -> dict[str, dict]:
+    """The JSON objects in a checkpoint's folder, by file; a tokenizer's vocabulary and an index ask for nothing."""
+    found = {}
+    for name in sorted(os.listdir(folder)):
+        if name.endswith("config.json"):
+            content = read_json(os.path.join(folder, name))
+            found |= {name: content} if isinstance(content, dict) else {}
+    return found
+
+
+def without_map(value):
+    """JSON without any auto_map in it, however deep."""
+    if isinstance(value, dict):
+        return {key: without_map(inner) for key, inner in value.items() if key != "auto_map"}
+    return [without_map(inner) for inner in value] if isinstance(value, list) else value
 
 
 def refuse_unknown(folder: str) -> None:
     """Refuse a model that transformers knows by the checkpoint's own code only. Errors: `StageError`."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    kind = config_of(folder, "config.json").get("model_type")
+    kind = configs(folder).get("config.json", {}).get("model_type")
     if brings_code(folder) and kind not in CONFIG_MAPPING_NAMES:
         raise StageError(
             f"transformers does not know {kind!r}, and the checkpoint's own code ({brings_code(folder)[0]}) is not run",
@@ -46,9 +56,8 @@ def without_code(folder: str) -> tuple[str, list[str]]:
     plain = os.path.join(os.getcwd(), "checkpoint")
     os.makedirs(plain)
     for name in os.listdir(folder):
-        if name not in CONFIGS and not name.endswith(".py"):
+        if not name.endswith(("config.json", ".py")):
             os.symlink(os.path.join(os.path.abspath(folder), name), os.path.join(plain, name))
-    for name in CONFIGS:
-        if content := config_of(folder, name):
-            write_json(os.path.join(plain, name), {key: value for key, value in content.items() if key != "auto_map"})
+    for name, content in configs(folder).items():
+        write_json(os.path.join(plain, name), without_map(content))
     return plain, found

@@ -11,11 +11,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import sys
 import tempfile
 import traceback
 
 STAGES = ("model", "checkpoint", "prompts", "reference", "noise", "export", "constants", "candidate", "compare")
+
+OF_THE_STORE = re.compile(r"[^\s'\"]*/(?:model|checkpoint)/[0-9a-f]{64}")
 
 
 class StageError(Exception):
@@ -71,12 +74,11 @@ def settle(work: str, threads: int) -> None:
 
 def describe(error: BaseException, arguments: dict) -> dict:
     """An exception as data; its traceback is at the end of the log."""
-    overlay, checkpoint = arguments.get("overlay"), arguments.get("checkpoint")
-    message = str(error) or type(error).__name__
+    overlay = arguments.get("overlay")
     return {
         "type": getattr(error, "kind", "") or type(error).__name__,
-        # A checkpoint of the store has no name that says anything, and another one in every run.
-        "message": message.replace(checkpoint, "CHECKPOINT") if checkpoint else message,
+        # A checkpoint of the store has a name that says nothing.
+        "message": OF_THE_STORE.sub("CHECKPOINT", str(error) or type(error).__name__),
         "hint": getattr(error, "hint", ""),
         "frame": frame_inside(error, overlay) if overlay else None,
     }

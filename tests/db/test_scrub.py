@@ -19,6 +19,9 @@ from db.scrub import scrub
         "Authorization: Bearer hunter2-secret.abc",
         "https://example.org/?token=hunter2-secret&x=1",
         "password=hunter2",
+        "store.remote=s3://AKIAX:wJ/hunter2XU/b@bucket/x",
+        "store.remote=abfs://box@place/x?sig=hunter2%2Fb",
+        "https://bucket/x?X-Amz-Signature=hunter2b&y=1",
     ],
 )
 def test_secrets_go(text):

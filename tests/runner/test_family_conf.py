@@ -50,7 +50,7 @@ def test_a_family_is_small_and_hides_nothing(name):
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
 def test_a_published_checkpoint_has_its_name_and_place(path):
     content = read(path)
-    assert set(content) <= {"name", "hub", "config", "text_only"}
+    assert set(content) <= {"name", "hub", "config"}
     assert content["name"] == path.stem
     assert HUB.fullmatch(content["hub"])
     if "config" in content:

@@ -78,6 +78,39 @@ def test_fields_of_ones_own_go_over_the_familys(tmp_path):
     assert found.make.made[0].arguments["config"] == families.read("llama")["config"] | {"num_hidden_layers": 9}
 
 
+def test_fields_of_nested_parts_are_set_one_by_one():
+    config = {"a": 1, "text_config": {"b": 2, "rope_scaling": {"factor": 8, "rope_type": "linear"}}}
+    changed = models.merged(config, {"text_config": {"rope_scaling": {"factor": 4}, "c": 3}, "a": None})
+    assert changed == {
+        "a": None, "text_config": {"b": 2, "c": 3, "rope_scaling": {"factor": 4, "rope_type": "linear"}},
+    }  # fmt: skip
+
+
+def test_what_is_here_already_goes_to_a_remote_that_is_set_later(tmp_path):
+    origin(models_of(tmp_path / "one"), factors(family="llama"))
+    remote = (tmp_path / "remote").as_uri()
+    origin(models_of(tmp_path / "one", remote), factors(family="llama"))
+    other = models_of(tmp_path / "two", remote)
+    origin(other, factors(family="llama"))
+    assert not other.make.made
+
+
+def test_a_remote_that_fails_is_told_and_done_without(tmp_path):
+    found, said = models_of(tmp_path, "nonsense://x"), []
+    found.say = said.append
+    assert origin(found, factors(family="llama")).path.is_dir()
+    assert any("not had from store.remote" in text for text in said)
+    assert any("not put on store.remote" in text for text in said)
+
+
+def test_a_path_is_absolute_to_a_worker(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    found = models_of(tmp_path / "store")
+    origin(found, factors(path="x.gguf"))
+    assert found.make.made[0].arguments["source"] == str(tmp_path / "x.gguf")
+
+
 def test_nothing_is_made_where_nothing_may_be(tmp_path):
     with pytest.raises(NotHere, match="random llama, seed 0 is not here yet"):
         origin(models_of(tmp_path, makes=False), factors(family="llama"))
@@ -132,6 +165,8 @@ def test_a_gguf_file_that_is_not_there_is_named(tmp_path):
         ({"path": "a", "gguf": "b.gguf"}, "model.gguf"),
         ({"family": "qwen33"}, "did you mean qwen3"),
         ({"config": {"hidden_size": 3}}, "no model_type"),
+        ({"path": "a", "revision": "b"}, "model.revision"),
+        ({"path": "a", "seed": 1}, "model.seed"),
     ],
 )
 def test_a_model_that_names_nothing_or_too_much_is_refused(model, said):
@@ -152,6 +187,9 @@ def test_a_family_of_ones_own_is_a_file(tmp_path):
     assert families.read(str(own)) == {"what": "Mine", "config": {"model_type": "llama"}}
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert families.read(str(tmp_path / "config.json"))["config"] == {"model_type": "llama"}
+    assert families.label(str(tmp_path / "config.json")) == tmp_path.name
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "rms_norm_eps": 1e-05}')
+    assert families.read(str(tmp_path / "config.json"))["config"]["rms_norm_eps"] == 1e-5
     own.write_text("what: [")
     with pytest.raises(ConfigFailed, match="cannot be read"):
         families.read(str(own))
@@ -161,6 +199,11 @@ def test_a_model_of_another_source_keeps_its_name(lab):
     for override in ("model.hub=a/b", "model.family=llama"):
         done = lab.run("model=tiny_llama", override, "action=plan")
         assert done.returncode == 2 and "has a checkpoint of its own" in done.stdout + done.stderr
+
+
+def test_fields_of_a_model_that_is_not_made_are_refused(lab):
+    done = lab.run("model=gemma3_1b", "model.config.sliding_window=7", "action=plan")
+    assert done.returncode == 2 and "has a config of its own" in done.stdout + done.stderr
 
 
 # With real parts.
@@ -309,3 +352,16 @@ print("[]")
     ours = rows_of(shared_lab, "model=tiny_gemma3", "builder=0.14.1", "patch=rope_fix")
     assert [row["logits_max_abs_diff"] for row in rows] == [row["logits_max_abs_diff"] for row in ours]
     assert "the text model of Gemma3ForConditionalGeneration alone" in shown(shared_lab, rows[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["+model.config.hiden_size=96"], "did you mean hidden_size?"),
+        (["+model.config.hidden_size=200000", "+model.config.intermediate_size=800000"], "GB to make, and"),
+    ],
+)
+def test_a_random_model_that_makes_no_sense_is_refused(shared_lab, rope, overrides, said):
+    (row,) = rows_of(shared_lab, "model=random", "model.family=llama", *overrides)
+    assert row["status"] == "checkpoint_failed" and said in shown(shared_lab, row)

@@ -55,7 +55,7 @@ def compare(tmp_path):
             "reference": str(tmp_path / "0"), "candidate": str(tmp_path / "1"), "expect": expect or {},
             "noise": None if floors is None else str(tmp_path), "suspect": list(suspect), "thresholds": THRESHOLDS,
         }  # fmt: skip
-        assert run(arguments, str(tmp_path)) == {}
+        compare.findings = [finding["evidence"] for finding in run(arguments, str(tmp_path))["findings"]]
         found = json.loads((tmp_path / "comparison.json").read_text(), parse_constant=pytest.fail)
         assert found["measurement"] == MEASUREMENT_VERSION and found["thresholds"] == THRESHOLDS
         return found["prompts"]
@@ -323,3 +323,13 @@ def test_memory_does_not_hold_the_logits_of_all_prompts(run_script, tmp_path):
     grew, compared = run_script(sys.executable, GROWTH)
     assert compared == [steps] * prompts
     assert grew < prompts * steps * vocabulary * 4
+
+
+@pytest.mark.parametrize(("floor", "verdict"), [(0.2, "within_noise"), (0.3, None)])
+def test_a_floor_so_large_that_half_of_what_logits_span_would_be_right_tells_nothing(compare, floor, verdict):
+    """Logits span 5, and up to ten floors would be within the noise."""
+    (prompt,) = compare((side([1, 2, 7]), side([1, 2, 7])), floors=[floor])
+    assert prompt["verdict"] == verdict and prompt["noise_ratio"]["value"] == 0
+    assert bool(compare.findings) == (verdict is None)
+    if verdict is None:
+        assert compare.findings[0].startswith("1 of 1 prompts have no verdict: up to 10 times the noise floor (0.3)")
