@@ -230,7 +230,12 @@ def both(one: Any, two: Any) -> bool:
 
 
 def weights_of(folder: Path) -> str | None:
-    """In what form a folder holds weights: "safetensors", "pickles", or None."""
+    """In what form a folder holds weights: "safetensors", "pickles" (as pickled_model.weight_files has it), or None."""
     if any(folder.glob("*.safetensors")):
         return "safetensors"
-    return "pickles" if any(folder.glob("*.bin")) or any(folder.glob("*.pth")) else None
+    trainers = ("training_args", "optimizer", "scheduler", "rng_state")
+    found = [file.name for end in ("bin", "pth") for file in folder.glob(f"*.{end}")]
+    found = [name for name in found if not name.startswith(trainers)]
+    named = any(name.startswith("pytorch_model") and name.endswith(".bin") for name in found)
+    indexed = bool(found) and (folder / "pytorch_model.bin.index.json").is_file()
+    return "pickles" if named or indexed or len(found) == 1 else None

@@ -187,6 +187,11 @@ planted("rounding", "smollm2", plain_caches(130000.0))
 planted("short cache", "qwen2", lambda graph: [values(name, lambda old: old[:1000])(graph)
                                                for name in ("cos_cache", "sin_cache")])
 planted("threshold", "phi3_longrope", threshold)
+import checkpoint
+cut = os.path.abspath("llama-cut")
+os.mkdir(cut)
+checkpoint.run({"source": made("llama"), "dtype": "stored", "layers": 2, "text_only": False}, cut)
+check("cut", made("llama"), exported(sources["all"], cut, os.path.abspath("llama-cut-export")))
 print(json.dumps(found))
 """
 
@@ -292,6 +297,8 @@ def test_faults_of_the_builder_that_no_patch_takes_away(constants):
     epsilon = {(fault[0], fault[4]) for fault in faults(constants["nemotron"])}
     assert epsilon == {("epsilon", "epsilon 1e-06 instead of 3e-05")}
     assert {fault[4] for fault in faults(constants["olmo"], "norm_kind")} == {"RMSNorm instead of LayerNorm"}
+    (clip,) = faults(constants["olmo"], "clip")
+    assert clip[2] == list(range(len(clip[2]))) and clip[3] == "dropped" and clip[4].startswith("clip to ")
     window = ("window", "attention", [0, 1, 2, 3], "dropped", "sliding window of 512 dropped")
     assert faults(constants["mistral"]) == [window]
 
@@ -375,10 +382,10 @@ def test_another_way_to_compute_the_same_is_rounding(constants):
     assert 0 < cache["max_abs_diff"] < 1e-3
 
 
-def test_a_cache_that_ends_early_is_said_to(constants):
+def test_a_cache_that_ends_early_is_no_whole_one(constants):
     cache = of(constants["short cache"], "rope")[0]
-    assert (cache["verdict"], cache["positions"]) == ("same", 1000)
-    assert cache["says"] == "the cache has 1000 positions, the model 2048"
+    assert (cache["verdict"], cache["positions"]) == ("differs", 1000)
+    assert cache["max_abs_diff"] == 0 and cache["says"] == "the cache has 1000 positions, the model 2048"
 
 
 def test_what_cannot_be_read_is_no_fault(constants):
@@ -387,3 +394,9 @@ def test_what_cannot_be_read_is_no_fault(constants):
     unread = [entry for entry in constants["unknown"]["constants"] if entry["verdict"] == "unread"]
     assert [(entry["what"], entry["layers"]) for entry in unread] == [("attention", [1])]
     assert unread[0]["says"] == "no attention operator found"
+
+
+def test_an_export_that_lacks_layers_is_told_so(constants):
+    whole = CONFIGS["llama"]["num_hidden_layers"]
+    said = f"2 layers instead of {whole}"
+    assert faults(constants["cut"]) == [("layers", "layers", None, "differs", said)]
