@@ -91,6 +91,7 @@ class Cell(Base):
     threads: Mapped[str]
     options: Mapped[str] = mapped_column(default="")  # asked of a factor's insides
     config: Mapped[dict[str, Any]]
+    checkpoint_origin: Mapped[str | None]  # a hub's commit, a GGUF file, a seed; None for a folder
     source: Mapped[str | None]  # the builder's, in words
     source_commit: Mapped[str | None]
     source_dirty: Mapped[bool | None]
@@ -228,7 +229,6 @@ class Result(Base):
     peak_memory_bytes: Mapped[int | None]
 
     checkpoint_hash: Mapped[str | None]
-    checkpoint_origin: Mapped[str | None]  # a hub's commit, a GGUF file, a seed; None for a folder
     checkpoint_dtype: Mapped[str | None]  # what its files hold
     files_dtype: Mapped[str | None]  # what both sides were given: the same, or what it was cast to
     reference_dtype: Mapped[str | None]  # what transformers loaded

@@ -74,7 +74,7 @@ def sweep_id(engine: Engine, sweep: str, actions: Sequence[str] = ("run",)) -> i
             known = session.execute(select(func.min(Sweep.id), func.max(Sweep.id))).one()
             there = f"there are {known[0]} to {known[1]}" if known[0] else "there is none yet"
             if sweep == "latest" and known[0]:
-                there += ", and none of them did this: name one by its number"
+                there += f", and none of them was of this kind ({', '.join(actions)}); name one by its number"
             raise NotInDatabase(f"sweep {sweep!r} is not in the database: {there}")
         return found
 
@@ -164,14 +164,14 @@ SUMMARY = (
     "first_diff_least", "first_diff_largest", "diff_least", "diff_largest", "forced_diff_largest",
     "non_finite_count", "nonsense_count", "noise_floor_largest", "noise_ratio_largest", "multiple_largest",
     "thresholds", "verdict", "failed_stage", "checkpoint_dtype", "files_dtype", "reference_dtype",
-    "candidate_dtype", "layer_count", "noise_key", "constants_key", "checkpoint_origin", "prompts_key", "overridden",
+    "candidate_dtype", "layer_count", "noise_key", "constants_key", "prompts_key", "overridden",
     "seconds", "stand_in", "measurement_version",
 )  # fmt: skip
 # The columns of `cell_part` and `summary_part`, of every cell.
 CELLS = select(
     Cell.sweep_id.label("sweep"),
     Cell.id.label("cell"),
-    *(getattr(Cell, name) for name in ("options", "source", *FACTORS, "found", "patch_outcome")),
+    *(getattr(Cell, name) for name in ("options", "source", "checkpoint_origin", *FACTORS, "found", "patch_outcome")),
     *(getattr(Result, name) for name in ("status", "error_type", "error", "hint", "created", "error_frame", *SUMMARY)),
     Result.id.label("result"),
 ).outerjoin(Result, Cell.result_id == Result.id)
@@ -180,6 +180,7 @@ CELLS = select(
 def cell_part(cell: Cell, result: Result | None) -> dict[str, Any]:
     """What is said of a cell whatever became of it."""
     row = {"sweep": cell.sweep_id, "cell": cell.id, "options": cell.options or None, "source": cell.source}
+    row["checkpoint_origin"] = cell.checkpoint_origin
     row |= {factor: getattr(cell, factor) for factor in FACTORS}
     row |= {"status": result.status if result else PENDING, "found": cell.found}
     row["patch_outcome"] = cell.patch_outcome

@@ -282,6 +282,8 @@ def check_model(model: schema.Model) -> None:
     if (model.gguf or model.revision != "main") and not model.hub:
         key = "gguf" if model.gguf else "revision"
         raise ConfigFailed(f"model.{key}: model={model.name} is of no hub", hint="a file here is model.path=FILE")
+    if not 0 <= model.seed < 2**63:
+        raise ConfigFailed(f"model.seed: {model.seed} is not allowed", hint="allowed: 0 or more, below 2**63")
     if model.seed and not (model.family or model.config):
         raise ConfigFailed(f"model.seed: model={model.name} has its own weights", hint="a seed goes with model=random")
     if model.family:

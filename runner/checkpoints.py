@@ -138,7 +138,9 @@ class Inspector:
             layers=layers,
             dtypes=dict(dtypes),
             config_dtype=CONFIG_DTYPES.get(named, named),
-            mixed=inner is not config and (not others or any(others)) and config.get("model_type") not in KEPT_WHOLE,
+            mixed=inner is not config
+            and (not others or any(o is not None for o in others))
+            and config.get("model_type") not in KEPT_WHOLE,
         )
 
     def file_hash(self, path: Path) -> str:

@@ -23,7 +23,7 @@ from runner.store import Artifact, Store
 
 KIND = "model"
 # Raise it when something else is made of the same.
-VERSION = 1
+VERSION = 2
 # Downloads and conversions side by side.
 AT_A_TIME = 4
 # Whose tokenizer a made checkpoint gets: any will do, and this one ships.
@@ -83,9 +83,9 @@ class Models:
             return await self.made(self.random(published, model.seed, shrink=True, said=f"the config of {model.name}"))
         if model.family:
             family = families.read(model.family)["config"]
-            recipe = self.random(
-                merged(family, model.config), model.seed, False, f"random {families.label(model.family)}"
-            )
+            set_by_hand = "".join(f", {key}={value}" for key, value in sorted(model.config.items()))
+            said = f"random {families.label(model.family)}{set_by_hand}"
+            recipe = self.random(merged(family, model.config), model.seed, False, said)
             own = sorted(set(model.config) - set(family))  # to be told apart from a family's own by whoever makes it
             return await self.made(replace(recipe, arguments=recipe.arguments | {"given": own}))
         if model.hub:
@@ -125,7 +125,8 @@ class Models:
         path = path.absolute()  # a worker is in a folder of its own
         if path.suffix.lower() == ".gguf":
             if not path.is_file():
-                raise CheckpointFailed(f"model.path: {path} does not exist", hint="name a .gguf file, or a folder")
+                what = "is a folder" if path.is_dir() else "does not exist"
+                raise CheckpointFailed(f"model.path: {path} {what}", hint="name a .gguf file, or a checkpoint's folder")
             digest = self.inspector.file_hash(path)
             self.inspector.save()
             said = origin.said or f"GGUF {path.name}, sha256 {digest[:12]}"

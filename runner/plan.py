@@ -24,7 +24,7 @@ from runner.store import Store
 
 # Raise a stage's number when its output changes for the same inputs.
 VERSIONS = {
-    "checkpoint": 3, "prompts": 4, "reference": 3, "noise": 2, "export": 3, "constants": 3, "candidate": 3,
+    "checkpoint": 4, "prompts": 4, "reference": 3, "noise": 2, "export": 3, "constants": 3, "candidate": 3,
     "compare": 4,
 }  # fmt: skip
 # How results of the comparison are told apart: the number that rows carry.
@@ -94,7 +94,8 @@ class Planner:
     async def once(self, key: str, make: Callable):
         """The result of `make()`, shared by everyone who asks for `key`."""
         if key not in self.shared:
-            self.shared[key] = asyncio.create_task(make())
+            self.shared[key] = task = asyncio.create_task(make())
+            task.add_done_callback(lambda t: t.cancelled() or t.exception())  # who still waits for it is told
         return await asyncio.shield(self.shared[key])
 
     async def resolve(self, environment: schema.Environment) -> Resolution:

@@ -180,7 +180,6 @@ def new_result(
             "hash": plan.result_hash,
             "checkpoint_hash": plan.checkpoint.hash,
             "checkpoint_dtype": dtypes_of(plan),
-            "checkpoint_origin": plan.origin,
             "prompts_key": plan.stages["prompts"].key if "prompts" in plan.stages else None,
             "overlay_tree": plan.overlay.tree,
         }
@@ -204,6 +203,7 @@ def provenance(cell: Cell, plan: Plan | None, failed: Failure | None = None) -> 
     statuses = {outcome["status"] for outcome in outcomes}
     values: dict = {
         "patch_hash": plan.overlay.patch_hash if plan else None,
+        "checkpoint_origin": plan.origin if plan else None,
         "patch_outcome": next((status for status in STRONGEST_FIRST if status in statuses), "none"),
     }
     source = plan.source if plan else failed.source if failed else None

@@ -34,6 +34,8 @@ OTHER_TOWER = re.compile(r"vision|visual|audio")
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers")
 # Weights beside a text model's own that are no tower's: what joins the two.
 JOINTS = re.compile(r"multi_modal_projector|embed_vision|embed_audio|connector|aligner")
+# What the text model is called among several.
+TEXT_MODEL = re.compile(r"(^|\.)(language_model|text_model)\.")
 # Lists that are as long as there are layers by chance only.
 NOT_PER_LAYER = re.compile(r"token|architectures|_ids?$|languages")
 
@@ -44,10 +46,13 @@ def run(arguments: dict, out: str) -> dict:
     arguments: source (folder), dtype ("stored" or a key of DTYPES), layers
     (an int, or None for all), text_only (of a checkpoint of several models).
     Returns the dtypes written, by tensor count, and what the cast lost in
-    "findings".
+    "findings". Errors: `StageError` where quantised weights are to be cast, or
+    a text model's to be taken alone: their scales are tensors of their own.
     """
     source, dtype, layers = arguments["source"], arguments["dtype"], arguments["layers"]
     names = sorted(name for name in os.listdir(source) if name != "manifest.json" and not name.endswith(".py"))
+    if "config.json" in names and (dtype in DTYPES or arguments["text_only"]):
+        refuse_quantised(read_json(os.path.join(source, "config.json")))
     renamed = text_names(source, names) if arguments["text_only"] else None
     counts: Counter[str] = Counter()
     overflowed: Counter[str] = Counter()
@@ -63,7 +68,7 @@ def run(arguments: dict, out: str) -> dict:
             write_json(os.path.join(out, name), cut_config(config, dtype, layers))
         elif os.path.isdir(path):
             if not name.startswith("."):
-                shutil.copytree(path, os.path.join(out, name))
+                shutil.copytree(path, os.path.join(out, name), ignore=shutil.ignore_patterns("*.py"))
         elif not name.endswith((".index.json", ".bin", ".pt", ".pth")):
             shutil.copyfile(path, os.path.join(out, name))
     index = next((n for n in names if n.endswith(".safetensors.index.json")), None)
@@ -87,10 +92,26 @@ def overflow_findings(overflowed: Counter[str], dtype: str) -> list[dict]:
     return [{"prompt": None, "check": "cast_overflow", "evidence": evidence}]
 
 
+def refuse_quantised(config: dict) -> None:
+    """Errors: `StageError` where a config, or the text model's within it, says that weights are quantised."""
+    for part in (config, config.get("text_config") or {}):
+        if how := part.get("quantization_config"):
+            raise quantised(f"its config says so ({how.get('quant_method', 'quantization_config')})")
+
+
+def quantised(why: str) -> StageError:
+    return StageError(
+        f"the checkpoint is quantised, and cannot be cast, nor its text model taken alone: {why}",
+        kind="Quantised",
+        hint="dequantise it first, or compare it as it is (dtype=stored, and model.text_only=false)",
+    )
+
+
 def text_names(source: str, names: list[str]) -> dict[str, str]:
     """The tensors of a checkpoint's text model, with the names that they have in a checkpoint of it alone.
 
-    In those that transformers saved until 4.51 it is ``language_model.model.…``, since then ``model.language_model.…``.
+    In those that transformers saved until 4.51 it is ``language_model.model.…``, since then ``model.language_model.…``;
+    some have ``text_model``.
     Errors: `StageError` where there is none.
     """
     keys: list[str] = []
@@ -99,11 +120,11 @@ def text_names(source: str, names: list[str]) -> dict[str, str]:
             with open(os.path.join(source, name), "rb") as file:
                 keys += json.loads(file.read(int.from_bytes(file.read(8), "little")))
     keys = [key for key in keys if key != "__metadata__" and not OTHER_TOWER.search(key) and not JOINTS.search(key)]
-    named = any("language_model." in key for key in keys)
-    keys = [key for key in keys if not named or "language_model." in key or key.startswith("lm_head.")]
+    named = any(TEXT_MODEL.search(key) for key in keys)
+    keys = [key for key in keys if not named or TEXT_MODEL.search(key) or key.startswith("lm_head.")]
     if not any(LAYER.search(key) for key in keys):
         raise StageError("no layers of a text model among the weights", kind="NoTextModel")
-    return {key: key.replace("language_model.", "", 1) for key in keys}
+    return {key: TEXT_MODEL.sub(r"\1", key, count=1) for key in keys}
 
 
 def text_config(config: dict) -> dict:
@@ -153,6 +174,8 @@ def convert(
         end = 0
         for name in kept:
             entry = source[name]
+            if dtype is not None and entry["dtype"].startswith("F8"):
+                raise quantised(f"{name} has eight bits")
             code = new_code(entry["dtype"], dtype)
             begin, stop = entry["data_offsets"]
             size = (stop - begin) // WIDTHS.get(entry["dtype"], 1) * WIDTHS.get(code, 1)

@@ -111,7 +111,7 @@ def read(folder: str) -> Export:
     graph = onnx_ir.load(os.path.join(folder, "model.onnx")).graph
     with open(os.path.join(folder, "genai_config.json"), encoding="utf-8") as file:
         head_size = json.load(file)["model"].get("decoder", {}).get("head_size")
-    nodes = list(graph)
+    nodes = live(graph)
     inside = [layer_of(node) for node in nodes if "final_norm" not in (node.name or "")]
     layers = 1 + max((layer for layer in inside if layer is not None), default=-1)
     found = Export(layers, dtype_of(graph))
@@ -119,9 +119,10 @@ def read(folder: str) -> Export:
         layer = layer_of(node)
         if node.op_type == "Clip":
             found.clips.add(layer)
-        if node.op_type in NORMS:
+        # A norm whose sum alone is used, and not what it gives, is none.
+        if node.op_type in NORMS and (node.outputs[0].consumers() or node.outputs[0] in graph.outputs):
             found.norms.append(norm(node, layer, layers))
-        elif node.op_type in OPAQUE:
+        if node.op_type in OPAQUE:
             found.opaque.add(layer)
         if node.op_type in ATTENTION and layer is not None:
             found.attention[layer] = attention(node, nodes_of(nodes, layer), head_size)
@@ -135,8 +136,22 @@ def read(folder: str) -> Export:
     return found
 
 
+def live(graph: onnx_ir.Graph) -> list[onnx_ir.Node]:
+    """The nodes on which the graph's outputs depend: what others hold is never used."""
+    needed: set[onnx_ir.Node] = set()
+    open_ = [value.producer() for value in graph.outputs]
+    while open_:
+        node = open_.pop()
+        if node is None or node in needed:
+            continue
+        needed.add(node)
+        inner = [n for a in node.attributes.values() if a.type == onnx_ir.AttributeType.GRAPH for n in a.as_graph()]
+        open_ += [value.producer() for one in (node, *inner) for value in one.inputs if value is not None]
+    return [node for node in graph if node in needed]
+
+
 def dtype_of(graph: onnx_ir.Graph) -> np.dtype:
-    """The dtype in which the export's hidden states are: of its logits' chain, before a last cast."""
+    """The dtype in which the export's hidden states are: that of what its first attention gives."""
     for node in graph:
         if node.op_type in ATTENTION and node.outputs[0].dtype is not None:
             return np.dtype(node.outputs[0].dtype.numpy())

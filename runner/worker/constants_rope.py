@@ -130,6 +130,7 @@ def judged(call, cache: Cache, count: int, beyond: int | None, fit: rope_fit.Fit
         ):
             expected = ours[:, :pairs].astype(dtype).astype(np.float32)
             difference = np.abs(theirs[start:stop, :pairs].astype(np.float32) - expected)
+            difference[np.isnan(difference)] = np.inf  # no number is near to none
             within = within and bool((difference <= allowed).all())
             if difference.max(initial=0.0) > largest:
                 row, pair = np.unravel_index(difference.argmax(), difference.shape)

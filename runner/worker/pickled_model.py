@@ -12,17 +12,23 @@ from safetensors.torch import save_file
 from task import StageError
 
 PICKLES = (".bin", ".pt", ".pth")
-# What training leaves beside the weights.
-NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "optimizer.bin", "rng_state.pth")
+INDEX = "pytorch_model.bin.index.json"
+# How the names begin of what training leaves beside the weights.
+TRAINERS = ("training_args", "optimizer", "scheduler", "rng_state")
 
 
 def make(source: str, out: str) -> dict:
     """Write the checkpoint in `source` to `out`, each file of pickled weights as one of safetensors.
 
-    Errors: `StageError` where a file holds anything else than tensors by name.
+    Subfolders are kept, without code and pickles. Errors: `StageError` where a file of weights is absent, or holds
+    anything else than tensors by name.
     """
     names = sorted(os.listdir(source))
-    pickles = [name for name in names if name.endswith(PICKLES) and name not in NO_WEIGHTS]
+    pickles = weight_files(source)
+    if not pickles:
+        raise StageError("no pickled weights, or several and no pytorch_model among them", kind="NoWeights")
+    if absent := sorted(set(pickles) - set(names)):
+        raise StageError(f"{INDEX} names {', '.join(absent[:3])}, which is not there", kind="MissingTensors")
     weight_map: dict[str, str] = {}
     for number, name in enumerate(pickles, 1):
         tensors = load(os.path.join(source, name))
@@ -34,15 +40,34 @@ def make(source: str, out: str) -> dict:
         weight_map |= dict.fromkeys(kept, target)
     for name in names:
         path = os.path.join(source, name)
-        if os.path.isfile(path) and not name.endswith((*PICKLES, ".py", ".bin.index.json")) and name != "manifest.json":
+        if os.path.isdir(path) and not name.startswith((".", "__pycache__")):
+            unwanted = shutil.ignore_patterns(".*", "*.py", "__pycache__", *(f"*{end}" for end in PICKLES))
+            shutil.copytree(path, os.path.join(out, name), ignore=unwanted)
+        elif (
+            os.path.isfile(path) and not name.endswith((*PICKLES, ".py", ".bin.index.json")) and name != "manifest.json"
+        ):
             shutil.copyfile(path, os.path.join(out, name))
     if len(pickles) > 1:
         total = sum(os.path.getsize(os.path.join(out, name)) for name in set(weight_map.values()))
         content = {"metadata": {"total_size": total}, "weight_map": weight_map}
         write_json(os.path.join(out, "model.safetensors.index.json"), content)
-    if os.path.exists(os.path.join(source, "pytorch_model.bin.index.json")):
-        refuse_missing(read_json(os.path.join(source, "pytorch_model.bin.index.json")), weight_map)
+    if INDEX in names:
+        refuse_missing(read_json(os.path.join(source, INDEX)), weight_map)
     return {"tensors": len(weight_map)}
+
+
+def weight_files(source: str) -> list[str]:
+    """The files of weights: those that an index names, or else pytorch_model*.bin, or else the only one there is.
+
+    Others beside them are left out, such as consolidated.pth, the same weights by other names. `weights_of` in
+    runner/models.py says of the same folders that there are any.
+    """
+    names = sorted(os.listdir(source))
+    found = [name for name in names if name.endswith((".bin", ".pth")) and not name.startswith(TRAINERS)]
+    if found and INDEX in names:
+        return sorted(set(read_json(os.path.join(source, INDEX))["weight_map"].values()))
+    named = [name for name in found if name.startswith("pytorch_model") and name.endswith(".bin")]
+    return named or (found if len(found) == 1 else [])
 
 
 def load(path: str) -> dict:

@@ -10,7 +10,7 @@ import audit
 import boundaries
 import remote_code
 from task import StageError
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig
 
 # Where a template may stand beside the tokenizer's config.
 SEPARATE = ("chat_template.jinja", "chat_template.json")
@@ -27,7 +27,7 @@ def run(arguments: dict, out: str) -> dict:
     """
     folder = arguments["checkpoint"]
     remote_code.refuse_unknown(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = remote_code.tokenizer(folder)
     config = AutoConfig.from_pretrained(folder).get_text_config()
     template, source = (None, None) if arguments["template"] == "none" else chat_template(tokenizer, folder)
     prompts = [encode(tokenizer, prompt, template) for prompt in arguments["prompts"]]

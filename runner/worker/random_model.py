@@ -61,8 +61,14 @@ def make(config: dict, seed: int, tokenizer: str, out: str, shrink: bool = False
     all, is missing, or gives no use of logits.
     """
     refuse_unknown(given, config)
-    published = filled(shrunken(config) if shrink else config, tokenizer)
-    refuse_huge(published)
+    try:
+        published = filled(shrunken(config) if shrink else config, tokenizer)
+        refuse_huge(published)
+    except (ValueError, TypeError, KeyError, IndexError, ArithmeticError, AttributeError, RuntimeError) as error:
+        said = str(error).strip().splitlines() or [""]
+        raise StageError(
+            f"transformers makes no model of this config: {type(error).__name__}: {said[0]}", kind="BadConfig"
+        ) from error
     fresh, defaults = initialised(published, seed)
     text = fresh.config.get_text_config()
     gain = getattr(text, "logits_scaling", None) or 1.0
@@ -93,6 +99,8 @@ def refuse_unknown(given: tuple[str, ...], config: dict) -> None:
     kind = config["model_type"]
     known = {*completed({"model_type": kind}), *configured({"model_type": kind}).to_dict(), *LEGACY}
     for name in given:
+        if name in ("vocab_size", *SPECIAL_IDS):
+            raise StageError(f"model.config.{name}: it is the tokenizer's to say", kind="UnknownField")
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=1)
             raise StageError(

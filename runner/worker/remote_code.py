@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import glob
 import os
 
 from checkpoint import read_json, write_json
 from task import StageError
 
+# The one folder of a checkpoint that a tokenizer reads; others (custom_generate, say) may hold code.
+TEMPLATES = "additional_chat_templates"
+
 
 def brings_code(folder: str) -> list[str]:
     """What of a checkpoint asks for code of its own: an auto_map in one of its JSON files, and Python files."""
     mapped = [f"auto_map in {name}" for name, content in configs(folder).items() if without_map(content) != content]
-    return mapped + sorted(name for name in os.listdir(folder) if name.endswith(".py"))
+    return mapped + sorted(glob.glob("**/*.py", root_dir=folder, recursive=True))
 
 
 def configs(folder: str) -> dict[str, dict]:
@@ -56,8 +60,26 @@ def without_code(folder: str) -> tuple[str, list[str]]:
     plain = os.path.join(os.getcwd(), "checkpoint")
     os.makedirs(plain)
     for name in os.listdir(folder):
-        if not name.endswith(("config.json", ".py")):
+        if not name.endswith(("config.json", ".py")) and (
+            name == TEMPLATES or not os.path.isdir(os.path.join(folder, name))
+        ):
             os.symlink(os.path.join(os.path.abspath(folder), name), os.path.join(plain, name))
     for name, content in configs(folder).items():
         write_json(os.path.join(plain, name), without_map(content))
     return plain, found
+
+
+def tokenizer(folder: str):
+    """The checkpoint's tokenizer, which must be of a class that transformers has. Errors: `StageError`."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise StageError(
+            "the checkpoint's tokenizer is of a class of its own, and a checkpoint's code is not run",
+            kind="RemoteCode",
+            hint="save it with a tokenizer.json that transformers reads: tokenizer_class=PreTrainedTokenizerFast",
+        ) from error

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lab import ENVIRONMENTS, Lab, results
+from lab import Lab, results
 from omegaconf import OmegaConf
 
-from runner import cells, families, models, paths, releases, schema
+from runner import cells, families, models, paths, schema
 from runner.checkpoints import Inspector
 from runner.environments import Resolution
 from runner.failures import CheckpointFailed, ConfigFailed
@@ -221,55 +220,6 @@ def shown(lab: Lab, row: dict) -> str:
     return lab.call("db", "show", str(row["cell"])).stdout
 
 
-@pytest.fixture(scope="module")
-def gguf_python(tmp_path_factory) -> Path:
-    """The interpreter in which GGUF files are read: the runner makes it; this does so before the first test of them."""
-    root = tmp_path_factory.mktemp("resolve")
-    from runner import environments
-
-    async def make() -> Path:
-        asked = schema.Environment(genai=releases.versions()[0], extra=list(releases.known()["gguf"]))
-        wanted, pins = releases.requirements(asked), releases.constraints(asked)
-        store = Store(root)
-        return await environments.install(
-            store, ENVIRONMENTS, await environments.resolve(store, wanted, pins, None, False)
-        )
-
-    return asyncio.run(make())
-
-
-def write_gguf(python: Path, target: Path, *options: str) -> Path:
-    script = paths.PROJECT / "tests" / "gguf_file.py"
-    subprocess.run([python, script, LLAMA, target, *options], check=True, capture_output=True)
-    return target
-
-
-@pytest.mark.slow
-def test_a_gguf_file_answers_as_the_checkpoint_it_was_made_of(shared_lab, gguf_python, tmp_path):
-    path = write_gguf(gguf_python, tmp_path / "llama-f16.gguf", "f16")
-    rows = rows_of(shared_lab, "model=path", f"model.path={path}")
-    assert {(row["status"], row["verdict"], row["tokens_identical"]) for row in rows} == {("ok", "within_noise", True)}
-    assert {row["model"] for row in rows} == {"llama-f16.gguf"}
-    ours = rows_of(shared_lab, "model=tiny_llama")
-    text = shown(shared_lab, rows[0])
-    assert "GGUF llama-f16.gguf, sha256" in text
-    for row in ours:
-        assert row["status"] == "ok"
-    texts = [line for line in shown(shared_lab, ours[0]).splitlines() if "The capital of" in line]
-    assert texts and all(line in text for line in texts)
-
-
-@pytest.mark.slow
-def test_a_gguf_file_whose_tokenizer_cannot_be_made_is_refused(shared_lab, gguf_python, tmp_path):
-    path = write_gguf(gguf_python, tmp_path / "spells.gguf", "f16", "no-merges")
-    (row,) = rows_of(shared_lab, "model=path", f"model.path={path}")
-    assert row["status"] == "checkpoint_failed" and "transformers cannot read spells.gguf" in row["error"]
-    cut = tmp_path / "cut.gguf"
-    cut.write_bytes(path.read_bytes()[:1000])
-    (row,) = rows_of(shared_lab, "model=path", f"model.path={cut}")
-    assert row["status"] == "checkpoint_failed" and "cut.gguf" in row["error"]
-
-
 @pytest.mark.slow
 def test_pickled_weights_are_read_and_code_in_them_is_not(shared_lab, rope, with_torch, tmp_path):
     good, bad = tmp_path / "good", tmp_path / "bad"
@@ -306,6 +256,8 @@ def test_code_that_a_checkpoint_brings_is_not_run(shared_lab, rope, tmp_path, bu
     shutil.copytree(LLAMA, folder)
     for name in ("configuration_mine.py", "modeling_mine.py"):
         (folder / name).write_text(REMOTE)
+    (folder / "custom_generate").mkdir()
+    (folder / "custom_generate" / "generate.py").write_text(REMOTE)
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"] = {
         "AutoConfig": "configuration_mine.Mine",
@@ -339,7 +291,8 @@ whole |= {(k if form == "new" else k.removeprefix("model.")): torch.ones(4, 4) f
 save_file(whole, folder + "/model.safetensors", metadata={"format": "pt"})
 with open(folder + "/config.json") as file:
     config = json.load(file)
-outer = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "vision_config": {},
+outer = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+         "vision_config": {"hidden_size": 16},
          "torch_dtype": config.pop("torch_dtype"), "eos_token_id": config.pop("eos_token_id"), "text_config": config}
 del config["architectures"]
 with open(folder + "/config.json", "w") as file:

@@ -101,7 +101,7 @@ def gone(pid: int) -> bool:
 def test_a_task_gives_its_result_and_what_it_cost(tmp_path, fork, task):
     wanted = task()
     result, evidence = with_workers(tmp_path, fork, lambda w: w.run(PYTHON, wanted, print))
-    assert result == {}
+    assert result == {"findings": []}
     assert (wanted.out / "comparison.json").exists()
     assert evidence.exit_code == 0 and evidence.signal is None
     assert evidence.seconds > 0 and evidence.peak_memory_bytes > 1e6

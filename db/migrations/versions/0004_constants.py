@@ -9,7 +9,7 @@ down_revision = "0003"
 
 def upgrade() -> None:
     op.add_column("sweep", sa.Column("action", sa.Text(), nullable=False, server_default="run"))
-    op.add_column("result", sa.Column("checkpoint_origin", sa.Text(), nullable=True))
+    op.add_column("cell", sa.Column("checkpoint_origin", sa.Text(), nullable=True))
     op.add_column("result", sa.Column("constants_key", sa.Text(), nullable=True))
     op.create_table(
         "constant_value",

@@ -15,16 +15,35 @@ MB = 2**20
 LAYERS = 4
 SCRIPT = """
 import os, checkpoint
-source, out, dtype, layers = sys.argv[1:]
+source, out, dtype, layers, text_only = sys.argv[1:]
 os.mkdir(out)
-print(json.dumps(checkpoint.run({"source": source, "dtype": dtype, "layers": json.loads(layers)}, out)))
+arguments = {"source": source, "dtype": dtype, "layers": json.loads(layers), "text_only": text_only == "text_only"}
+try:
+    print(json.dumps(checkpoint.run(arguments, out)))
+except checkpoint.StageError as error:
+    print(json.dumps({"error": [error.kind, str(error), error.hint]}))
+"""
+NAMES = """
+import os, checkpoint
+from safetensors.torch import save_file
+import torch
+result = []
+for number, (keys, config) in enumerate(json.loads(sys.argv[1])):
+    os.mkdir(str(number))
+    save_file({key: torch.zeros(1) for key in keys}, f"{number}/model.safetensors")
+    try:
+        names = checkpoint.text_names(str(number), ["model.safetensors"])
+        result.append([names, checkpoint.text_config(config) if config else None])
+    except checkpoint.StageError as error:
+        result.append(error.kind)
+print(json.dumps(result))
 """
 GROWTH = """
 import os, checkpoint
 small, source, dtype = sys.argv[1:]
 def run(source, out):
     os.mkdir(out)
-    checkpoint.run({"source": source, "dtype": dtype, "layers": None}, out)
+    checkpoint.run({"source": source, "dtype": dtype, "layers": None, "text_only": False}, out)
 run(small, "warm")
 print(grown(lambda: run(source, "measured")))
 """
@@ -114,8 +133,10 @@ def source(tmp_path) -> Path:
 
 @pytest.fixture
 def convert(with_torch, tmp_path):
-    def convert(source: Path, dtype: str, layers: int | None = None, out: str = "out") -> tuple[Path, dict]:
-        return tmp_path / out, with_torch(SCRIPT, source, out, dtype, json.dumps(layers))
+    def convert(
+        source: Path, dtype: str, layers: int | None = None, out: str = "out", part: str = "whole"
+    ) -> tuple[Path, dict]:
+        return tmp_path / out, with_torch(SCRIPT, source, out, dtype, json.dumps(layers), part)
 
     return convert
 
@@ -171,14 +192,76 @@ def test_what_bf16_cannot_hold_is_a_finding(convert, tmp_path):
     assert finding["evidence"] == "1 values are beyond bf16's range and became infinite: a (1)"
 
 
-def test_floats_of_eight_bits_are_cast(convert, tmp_path):
-    header = json.dumps({"a": {"dtype": "F8_E4M3", "shape": [3], "data_offsets": [0, 3]}}).encode()
-    source = write(tmp_path / "source", [])
-    data = bytes([0x38, 0xC0, 0x7E])  # 1, -2, 448
-    (source / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + data)
-    out, result = convert(source, "fp16")
-    assert result == {"dtypes": {"float16": 1}, "findings": []}
-    assert np.frombuffer(read(out)["a"][2], np.float16).tolist() == [1, -2, 448]
+def eight_bits(folder: Path, config: dict) -> Path:
+    header = {"a": {"dtype": "F8_E4M3", "shape": [3], "data_offsets": [0, 3]}}
+    header["model.layers.1.b"] = header["a"] | {"data_offsets": [3, 6]}
+    source = write(folder, [], config)
+    (source / "model.safetensors.index.json").unlink()
+    encoded = json.dumps(header).encode()
+    (source / "model.safetensors").write_bytes(len(encoded).to_bytes(8, "little") + encoded + bytes(range(0x38, 0x3E)))
+    return source
+
+
+QUANTISED = {"quantization_config": {"quant_method": "fp8"}}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"), [({}, "a has eight bits"), (QUANTISED, "fp8"), ({"text_config": QUANTISED}, "fp8")]
+)
+def test_quantised_weights_are_not_cast(convert, tmp_path, config, said):
+    _, result = convert(eight_bits(tmp_path / "source", CONFIG | config), "fp16")
+    kind, message, hint = result["error"]
+    assert kind == "Quantised" and said in message and "dequantise it first" in hint
+
+
+def test_quantised_weights_are_cut_as_they_are_and_no_text_model_is_taken_of_them(convert, tmp_path):
+    source = eight_bits(tmp_path / "source", CONFIG | QUANTISED)
+    out, result = convert(source, "stored", 1)
+    assert result == {"dtypes": {"float8_e4m3fn": 1}, "findings": []}
+    assert read(out)["a"][:3] == read(source)["a"][:3]
+    assert json.loads((out / "config.json").read_text())["quantization_config"] == {"quant_method": "fp8"}
+    assert convert(source, "stored", None, "text", "text_only")[1]["error"][0] == "Quantised"
+
+
+# As checkpoints are published, and as transformers 5 saves them.
+TEXT = ["layers.0.self_attn.q_proj.weight", "embed_tokens.weight", "norm.weight"]
+OLD = ["language_model.lm_head.weight", *(f"language_model.model.{name}" for name in TEXT)]
+NEW = ["lm_head.weight", *(f"model.language_model.{name}" for name in TEXT)]
+PIXTRAL = ["vision_tower.patch_conv.weight", "vision_tower.transformer.layers.0.attention.q_proj.weight"]
+PROJECTOR = ["multi_modal_projector.norm.weight", "multi_modal_projector.patch_merger.merging_layer.weight"]
+GEMMA4 = [
+    "model.vision_tower.encoder.layers.0.self_attn.q_proj.linear.weight", "model.audio_tower.layers.0.norm_out.weight",
+    "model.embed_vision.embedding_projection.weight", "model.embed_audio.embedding_projection.weight",
+]  # fmt: skip
+SMOL = ["model.connector.modality_projection.proj.weight", "model.vision_model.encoder.layers.0.mlp.fc1.weight"]
+CHECKPOINTS = {
+    "mistral3": ([*OLD, *PROJECTOR, *PIXTRAL], "mistral", "MistralForCausalLM"),
+    "mistral3_saved": ([*NEW, *(f"model.{name}" for name in PROJECTOR + PIXTRAL)], "mistral", "MistralForCausalLM"),
+    "llama4": (
+        [*OLD, "multi_modal_projector.linear_1.weight", "vision_model.model.layers.0.mlp.fc1.weight"],
+        "llama4_text",
+        "Llama4ForCausalLM",
+    ),
+    "gemma4": ([*NEW, *GEMMA4], "gemma4_text", "Gemma4ForCausalLM"),
+    "smolvlm": (["lm_head.weight", *(f"model.text_model.{name}" for name in TEXT), *SMOL], "llama", "LlamaForCausalLM"),
+}
+
+
+def test_the_text_models_tensors_are_named_as_alone(with_torch):
+    outer = {"model_type": "of_several", "eos_token_id": [1, 2], "dtype": "bfloat16", "vision_config": {}}
+    given = [
+        (keys, {**outer, "text_config": {"model_type": kind, "hidden_size": 8}})
+        for keys, kind, _ in CHECKPOINTS.values()
+    ]
+    no_text = [["visual.blocks.0.norm1.weight", "visual.merger.mlp.0.weight"], None]
+    qwen2_vl = [[f"model.{name}" for name in TEXT] + no_text[0], None]  # without a text_config: it is never asked
+    *found, flat, nothing = with_torch(NAMES, json.dumps([*given, qwen2_vl, no_text]))
+    alone = sorted(["lm_head.weight", *(f"model.{name}" for name in TEXT)])
+    for (names, config), (_, kind, architecture) in zip(found, CHECKPOINTS.values(), strict=True):
+        assert sorted(names.values()) == alone and len(names) == len(alone)
+        common = {"eos_token_id": [1, 2], "dtype": "bfloat16"}
+        assert config == {"model_type": kind, "hidden_size": 8, "architectures": [architecture], **common}
+    assert flat[0] == {f"model.{name}": f"model.{name}" for name in TEXT} and nothing == "NoTextModel"
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])

@@ -184,6 +184,19 @@ planted("logits", "gemma2", taken_out("/lm_head/softcap/Tanh"))
 planted("scaling", "llama", plain_caches(500000.0))
 planted("theta", "smollm2", plain_caches(10000.0))
 planted("rounding", "smollm2", plain_caches(130000.0))
+def not_a_number(graph):
+    value = next(v for n, v in graph.initializers.items() if n.startswith("cos_cache"))
+    numbers = value.const_value.numpy().copy()
+    numbers[5, 3] = np.nan
+    value.const_value = onnx_ir.tensor(numbers, name=value.name)
+
+def bypassed(graph):
+    # The norm is there, and nobody uses what it gives.
+    norm = node(graph, "1/post_attention_layernorm/SkipLayerNorm")
+    onnx_ir.convenience.replace_all_uses_with(norm.outputs[0], norm.inputs[0])
+
+planted("not a number", "qwen2", not_a_number)
+planted("bypassed", "qwen2", bypassed)
 planted("short cache", "qwen2", lambda graph: [values(name, lambda old: old[:1000])(graph)
                                                for name in ("cos_cache", "sin_cache")])
 planted("threshold", "phi3_longrope", threshold)
@@ -400,3 +413,15 @@ def test_an_export_that_lacks_layers_is_told_so(constants):
     whole = CONFIGS["llama"]["num_hidden_layers"]
     said = f"2 layers instead of {whole}"
     assert faults(constants["cut"]) == [("layers", "layers", None, "differs", said)]
+
+
+def test_a_cache_with_what_is_no_number_is_wrong(constants):
+    (cache,) = faults(constants["not a number"], "rope")
+    assert cache[3] == "differs"
+
+
+def test_a_norm_that_nobody_uses_is_none(constants):
+    found = faults(constants["bypassed"])
+    assert ("post_attention_layernorm", [1], "dropped") in [
+        (what, layers, verdict) for _, what, layers, verdict, _ in found
+    ]
