@@ -200,7 +200,7 @@ def test_a_bad_config_alone_is_exit_code_2(lab):
 @pytest.mark.slow
 def test_a_plan_says_what_the_run_then_does(shared_lab, rope):
     """Two cells are there, two would share what the first of them computes; then they are run."""
-    arguments = ("builder=0.14.1", "patch=none,rope_fix", "max_new_tokens=4,20")
+    arguments = ("builder=0.14.1", "patch=none,rope_fix", "max_new_tokens=5,20")
     before = {stage: artifacts(shared_lab, stage) for stage in VERSIONS}
     engine = database.open_database(str(shared_lab.db))
     sweeps = sweep_rows(engine)
