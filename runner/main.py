@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from db.engine import DatabaseProblem, url_of
 from db.scrub import scrub
-from runner import compose, schema, sweep
+from runner import compose, schema, sharding, sharding_table, sweep
 from runner.cells import Cell, check_exclude, excluded, one_of
 from runner.failures import ConfigFailed, Fault
 
@@ -32,6 +32,10 @@ def act(loader: ConfigLoader, config: DictConfig, overrides: list[str]) -> int:
         cells = wanted(compose.compose_sweep(loader, config, overrides), settings)
         if settings.action == "plan":
             return plan(cells, settings)
+        if settings.action == "sharding":
+            text, fits = sharding_table.report(cells, settings.sharding)
+            print(text)
+            return OK if fits or settings.allow_failed else SOME_FAILED
         rows = sweep.run(cells, settings, [scrub(word) for word in sys.argv[1:]])
         show(rows[0].sweep, settings)
     except (ConfigFailed, DatabaseProblem) as error:
@@ -109,6 +113,7 @@ def settings_of(config: DictConfig) -> schema.Settings:
                 f"verdict: {names[0]}={within:g}, {names[1]}={broken:g}",
                 hint=f"allowed: 0 < {names[0]} < {names[1]}, multiples of the noise floor",
             )
+    one_of("sharding.tracer", settings.sharding.tracer, sharding.TRACERS)
     for name in ("timeout", "stall"):
         if not 0 < getattr(settings.limits, name) < math.inf:
             raise ConfigFailed(f"limits.{name}: must be a number of seconds above 0")

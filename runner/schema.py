@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Optional
 from omegaconf import MISSING
 
 DTYPES = ("stored", "fp32", "bf16", "fp16")
-ACTIONS = ("run", "plan", "constants")
+ACTIONS = ("run", "plan", "constants", "sharding")
 RERUNS = ("none", "failed", "all")
 PRECISIONS = ("fp32", "fp16", "bf16", "int4", "int8")
 TEMPLATES = ("chat", "none")
@@ -300,6 +300,26 @@ class Verdict:
 
 
 @dataclass
+class Sharding:
+    """What ``action=sharding`` plans for.
+
+    tp: a TP degree, or a list of them. gqa, vocabulary, tracer: see
+    `runner.sharding`. core_gb: of a core; host_gb: free on the host, None for
+    what is free here. batch, tokens: of the cache that must fit beside the
+    weights.
+    """
+
+    tp: Any = 8
+    gqa: str = "replicate-layer"
+    vocabulary: str = "sharded"
+    tracer: str = "one rank"
+    core_gb: float = 16.0
+    host_gb: Optional[float] = None
+    batch: int = 1
+    tokens: int = 8192
+
+
+@dataclass
 class Factors:
     """What a cell is: one value for each factor."""
 
@@ -343,6 +363,7 @@ class Settings:
     audit: str = MISSING
     noise: Noise = field(default_factory=Noise)
     verdict: Verdict = field(default_factory=Verdict)
+    sharding: Sharding = field(default_factory=Sharding)
 
 
 @dataclass
