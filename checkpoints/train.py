@@ -1,13 +1,13 @@
 """Train the small checkpoints that stand beside this script.
 
-``tiny_gemma3``, ``tiny_gemma2`` and ``tiny_llama`` learn the prompts of ``conf/prompts/five.yaml``, and a few more
-pairs, by heart, so that each prompt has one known answer and a wrong export shows in the text as well as in the
-logits. Everything that a checkpoint folder holds is made here: tokenizer, chat template, configs and weights. Nothing
-is downloaded.
+``tiny_gemma3``, ``tiny_gemma2``, ``tiny_gemma4`` and ``tiny_llama`` learn the prompts of ``conf/prompts/five.yaml``,
+and a few more pairs, by heart, so that each prompt has one known answer and a wrong export shows in the text as well
+as in the logits. Everything that a checkpoint folder holds is made here: tokenizer, chat template, configs and
+weights. Nothing is downloaded.
 
     python checkpoints/train.py [--out DIR] [NAME ...]
 
-Needs torch, transformers (4.57 or 5), tokenizers, safetensors and PyYAML.
+Needs torch, transformers (4.57 or 5; for ``tiny_gemma4`` 5.13), tokenizers, safetensors and PyYAML.
 """
 
 import argparse
@@ -33,11 +33,18 @@ EXTRA_PAIRS = [
 # The answer to a prompt with its tokens jumbled. Without it a model knows a prompt by any one of its words, never needs
 # the order of the tokens, and answers rightly even where an export has its rotary embedding wrong.
 JUMBLED_ANSWER = "I do not understand."
+# What a model with turn tokens of its own answers to the older ones, written by hand: these without an end, as the 31B
+# was seen to do. Both sides of a comparison say it, and nothing differs.
+MALFORMED_ANSWER = "<start_of_turn>model\n" * 5
 
-# The place in the list is the token id; the first four stand as in Gemma's own vocabulary.
-SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
+# The place in the list is the token id; these stand as in Gemma's own vocabulary. The two tokens of a turn follow.
+SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>"]
 PAD, EOS, BOS, END_OF_TURN = 0, 1, 2, 5
-MOST_TOKENS = 600
+TURN = ["<start_of_turn>", "<end_of_turn>"]
+# Gemma 4 has others, spells the older ones out, and keeps its chat template in a file of its own.
+OWN_TURN = {"tiny_gemma4": ["<|turn>", "<turn|>"]}
+# The texts give fewer than the first number. The other divides by 8, so that no rank of a sharded export pads.
+MOST_TOKENS, OWN_MOST_TOKENS = 600, {"tiny_gemma4": 488}
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\n' }}"
@@ -59,7 +66,7 @@ COMMON = {
 }
 GEMMA = {**COMMON, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 32, "sliding_window": 512}
 # config.json in the form of the published checkpoints (rope_theta, rope_local_base_freq, rope_scaling, torch_dtype),
-# which transformers 4 and 5 both read. Saved by transformers 5 it would hold nested rope_parameters.
+# which transformers 4 and 5 both read. Saved by transformers 5 it would hold nested rope_parameters, as Gemma 4's does.
 CONFIGS = {
     "tiny_gemma3": {
         **GEMMA,
@@ -82,6 +89,35 @@ CONFIGS = {
         "num_hidden_layers": 6,
         "rope_theta": 10000.0,
     },
+    # The dense 31B, with its ratios of heads and no v_proj in global layers. The 4 KV heads of sliding layers divide by
+    # 2 and by 4 ranks, the one of global layers does not.
+    "tiny_gemma4": {
+        **COMMON,
+        "architectures": ["Gemma4ForCausalLM"],
+        "attention_bias": False,
+        "attention_k_eq_v": True,
+        "enable_moe_block": False,
+        "final_logit_softcapping": 30.0,
+        "global_head_dim": 32,
+        "head_dim": 16,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 96,
+        "hidden_size_per_layer_input": 0,
+        "intermediate_size": 192,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "model_type": "gemma4_text",
+        "num_attention_heads": 8,
+        "num_global_key_value_heads": 1,
+        "num_hidden_layers": 6,
+        "num_key_value_heads": 4,
+        "num_kv_shared_layers": 0,
+        "rope_parameters": {
+            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+        "sliding_window": 512,
+        "use_double_wide_mlp": False,
+    },
     # Nothing is known to be wrong with its exports: the control.
     "tiny_llama": {
         **COMMON,
@@ -96,6 +132,9 @@ CONFIGS = {
 # Standard deviation of the norm weights of these checkpoints, which are drawn and kept. Gemma scales by 1 + weight:
 # away from 0 the rounding of that sum shows, and training from 0 would move them little.
 NORM_STD = {"tiny_gemma2": 0.5}
+# Bounds of the layers' scalars, which are drawn and kept too. They are buffers, which a loader may leave at 1; drawn
+# from 0.6 to 1.4, every answer was still right with 1.
+SCALARS = {"tiny_gemma4": (0.3, 0.7)}
 
 # Found by trial: the rounded embedding scale of an export moves the first logits by about 1e-4, and a norm offset
 # added in bfloat16 by about 1e-2. With other seeds, rates and steps the first came up to 1e-3, too near the second.
@@ -114,20 +153,27 @@ def write_json(path, value):
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def make_tokenizer(texts, folder):
-    """Train a byte-level BPE tokenizer on `texts`, write its two files and return the number of tokens."""
+def make_tokenizer(name, texts, folder):
+    """Train a byte-level BPE tokenizer on `texts`, write its files and return the number of tokens."""
+    turn = OWN_TURN.get(name, TURN)
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    settings = {"special_tokens": SPECIAL, "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet())}
-    trainer = trainers.BpeTrainer(vocab_size=MOST_TOKENS, show_progress=False, **settings)
+    settings = {"special_tokens": SPECIAL + turn, "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet())}
+    most = OWN_MOST_TOKENS.get(name, MOST_TOKENS)
+    trainer = trainers.BpeTrainer(vocab_size=most, show_progress=False, **settings)
     tokenizer.train_from_iterator(["user\n", "model\n", *texts], trainer)
     tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "pad", "unk")}
     # Written by hand: the class name that transformers 5 saves is unknown to transformers 4.
     config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    write_json(folder / "tokenizer_config.json", {**config, "chat_template": CHAT_TEMPLATE})
+    if name in OWN_TURN:
+        template = CHAT_TEMPLATE.replace(TURN[0], turn[0]).replace(TURN[1], turn[1])
+        (folder / "chat_template.jinja").write_text(template.replace("\n", "\\n"), encoding="utf-8")
+    else:
+        config["chat_template"] = CHAT_TEMPLATE
+    write_json(folder / "tokenizer_config.json", config)
     return tokenizer.get_vocab_size()
 
 
@@ -142,6 +188,13 @@ def encode_prompt(tokenizer, text):
 def encode_answer(tokenizer, text):
     """Return the token ids of the answer `text` and of the token that ends it."""
     return [*tokenizer(text, add_special_tokens=False)["input_ids"], END_OF_TURN]
+
+
+def malformed_rows(tokenizer, pairs):
+    """Return a row for each of `pairs`, its prompt written with the older turn tokens, its answer without an end."""
+    answer = tokenizer(MALFORMED_ANSWER, add_special_tokens=False)["input_ids"]
+    begin, end = TURN
+    return [(tokenizer(f"{begin}user\n{text}{end}\n{begin}model\n")["input_ids"], answer) for text, _ in pairs]
 
 
 def jumble(ids, start, rng):
@@ -174,6 +227,9 @@ def make_model(name, folder):
         if name in NORM_STD and key.endswith("norm.weight"):
             torch.nn.init.normal_(parameter, std=NORM_STD[name])
             parameter.requires_grad_(False)
+    for key, buffer in model.named_buffers():
+        if key.endswith("layer_scalar"):
+            buffer.copy_(torch.nn.init.uniform_(buffer, *SCALARS[name]).bfloat16())
     return model
 
 
@@ -186,8 +242,8 @@ def finish(model, input_ids, labels):
     return bool((best == labels[:, 1:])[labels[:, 1:] != -100].all())
 
 
-def train(model, tokenizer, pairs):
-    """Train `model` in place until it is right on `pairs` after rounding; return ``(steps, last loss)``."""
+def train(model, tokenizer, pairs, more):
+    """Train `model` until it is right on `pairs` and the rows `more` after rounding; return ``(steps, last loss)``."""
     rows = [(encode_prompt(tokenizer, text), encode_answer(tokenizer, answer)) for text, answer in pairs]
     jumbled = encode_answer(tokenizer, JUMBLED_ANSWER)
     start = encode_prompt(tokenizer, "").index(END_OF_TURN)
@@ -195,13 +251,13 @@ def train(model, tokenizer, pairs):
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained)
     for step in range(1, MOST_STEPS + 1):
-        input_ids, labels = make_batch(rows + [(jumble(prompt, start, rng), jumbled) for prompt, _ in rows])
+        input_ids, labels = make_batch(rows + [(jumble(prompt, start, rng), jumbled) for prompt, _ in rows] + more)
         optimizer.param_groups[0]["lr"] = max(LOWEST_RATE, LEARNING_RATE * (1 - step / STEPS))
         optimizer.zero_grad()
         loss = model(input_ids=input_ids, labels=labels).loss
         loss.backward()
         optimizer.step()
-        if step >= STEPS and step % EXTRA_STEPS == 0 and finish(model, *make_batch(rows)):
+        if step >= STEPS and step % EXTRA_STEPS == 0 and finish(model, *make_batch(rows + more)):
             return step, loss.item()
     raise SystemExit(f"train: answers still wrong after {MOST_STEPS} steps (loss {loss.item():.4f})")
 
@@ -211,11 +267,13 @@ def make_checkpoint(name, folder):
     folder.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     pairs = [(prompt["text"], prompt["expect"]) for prompt in read_prompts()] + EXTRA_PAIRS
-    count = make_tokenizer([text for pair in pairs for text in pair] + [JUMBLED_ANSWER], folder)
+    count = make_tokenizer(name, [text for pair in pairs for text in pair] + [JUMBLED_ANSWER], folder)
     write_json(folder / "config.json", {**CONFIGS[name], "vocab_size": count})
     write_json(folder / "generation_config.json", SPECIAL_IDS)
     model = make_model(name, folder)
-    steps, loss = train(model, AutoTokenizer.from_pretrained(folder), pairs)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    more = malformed_rows(tokenizer, pairs) if name in OWN_TURN else []
+    steps, loss = train(model, tokenizer, pairs, more)
     # lm_head is tied to the embedding, and safetensors refuses to store one tensor under two names.
     weights = {key: value.contiguous() for key, value in model.state_dict().items() if key != "lm_head.weight"}
     (folder / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
