@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sqlalchemy import Engine
+
 from db import detail, query
 from db.engine import open_database
-from db.models import FACTORS
 from db.output import markdown_table, markdown_text, runs
 from reports import notes
 from reports.sweep import ALWAYS, failure_text, with_stored
-from reports.table import cells, number
+from reports.table import NAMES, cells, number, shown_names
 
 ACTIONS = ("run", "constants")
 # Verdicts that say something is wrong, from the worst on.
@@ -39,10 +40,15 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | N
     number_of = query.sweep_id(engine, sweep or "latest", ACTIONS)
     query.check_filters(engine, filters, [])
     rows = query.cell_rows(engine, filters, sweep=number_of)
-    found = detail.constant_rows(engine, sorted({row["constants_key"] for row in rows if row["constants_key"]}))
-    rows = [row | {"constants": found.get(row["constants_key"], [])} for row in notes.with_findings(engine, rows)]
+    rows = with_constants(engine, notes.with_findings(engine, rows))
     engine.dispose()
     return {"rows": rows, "every": every}
+
+
+def with_constants(engine: Engine, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of cells with their "constants"."""
+    found = detail.constant_rows(engine, sorted({row["constants_key"] for row in rows if row["constants_key"]}))
+    return [row | {"constants": found.get(row["constants_key"], [])} for row in rows]
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -54,18 +60,17 @@ def markdown(report: dict[str, Any]) -> str:
     if report["every"]:
         return "\n\n".join(every_constant(row) for row in compared) or "No constants were compared."
     columns = columns_of(compared)
-    names = [*FACTORS, "options"]
-    shown = [name for name in names if name in ALWAYS or len({row[name] for row in rows}) > 1]
+    shown = shown_names(rows, ALWAYS)
     header = ["cell", *shown, "Positions", *columns, "Constants"]
     body = [
         ["" if row[name] is None else row[name] for name in ("cell", *shown)] + measured(row, columns) for row in rows
     ]
-    return "\n".join([markdown_table(header, body), "", *(f"- {line}" for line in below(rows, names, shown))])
+    return "\n".join([markdown_table(header, body), "", *(f"- {line}" for line in below(rows, shown))])
 
 
 def column_of(constant: Mapping[str, Any]) -> str:
     """The column that a constant is told in: its kind's, and of a rotary embedding that of its layers."""
-    of = title(constant["kind"])
+    of = TITLES[constant["kind"]]
     return f"{of}, {constant['what']}" if constant["kind"] == "rope" else of
 
 
@@ -106,11 +111,11 @@ def entry(constants: Sequence[Mapping[str, Any]]) -> str:
     return "unread" if "unread" in verdicts else "same" if verdicts else ""
 
 
-def below(rows: Sequence[Mapping[str, Any]], names: Sequence[str], shown: Sequence[str]) -> list[str]:
+def below(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> list[str]:
     """Lines below the table: how to read it, what is wrong, and what failed."""
     stored = {row["checkpoint_dtype"] for row in rows if row["checkpoint_dtype"]}
     first = rows[0] | ({"dtype": with_stored(rows[0]["dtype"], ", ".join(sorted(stored)))} if stored else {})
-    told_once = [name for name in names if name not in (*shown, *ELSEWHERE) and first[name]]
+    told_once = [name for name in NAMES if name not in (*shown, *ELSEWHERE) and first[name]]
     fixed = ", ".join(f"{name} {first[name]}" for name in told_once)
     lines = [
         f"All cells: {fixed}.",
@@ -135,11 +140,7 @@ def told(row: Mapping[str, Any]) -> list[str]:
             values = f"{constant['reference']} in transformers, {constant['export']} in the export"
             where = found.setdefault((constant["kind"], constant["says"] or values), {})
             where[constant["what"]] = None
-    return [f"{title(kind)} ({', '.join(where)}): {says}" for (kind, says), where in found.items()]
-
-
-def title(kind: str) -> str:
-    return TITLES[kind]
+    return [f"{TITLES[kind]} ({', '.join(where)}): {says}" for (kind, says), where in found.items()]
 
 
 def every_constant(row: Mapping[str, Any]) -> str:

@@ -6,13 +6,14 @@ from typing import Any
 
 from sqlalchemy import Engine, select
 
-from db import detail, query
+from db import query
 from db.engine import open_database, reading
-from db.models import FACTORS, Cell, Sweep
+from db.models import Cell, Sweep
 from db.output import markdown_table
+from db.pairs import right
 from db.query import OF_RUNS
 from reports import constants, notes
-from reports.table import identical, largest, multiple, number, span, words
+from reports.table import NAMES, identical, largest, multiple, number, shown_names, span, words
 
 PREFIX = "random_"
 ALWAYS = ("model", "builder")
@@ -23,7 +24,6 @@ BUILDS = {
 }  # fmt: skip
 # Warnings, beside constants that are wrong, that say why logits may differ.
 TELLING = ("cast_overflow", "constants", "remote_code")
-RIGHT = ("within_noise", "near_tie")
 
 
 def collect(db: str | None, sweep: str | None) -> dict[str, Any]:
@@ -35,9 +35,9 @@ def collect(db: str | None, sweep: str | None) -> dict[str, Any]:
     newest = newest_sweep(engine) if sweep is None else query.sweep_id(engine, sweep)
     found = query.cell_rows(engine, sweep=newest) if newest else []
     rows = notes.with_findings(engine, [row for row in found if row["model"].startswith(PREFIX)])
-    known = detail.constant_rows(engine, sorted({row["constants_key"] for row in rows if row["constants_key"]}))
+    rows = constants.with_constants(engine, rows)
     engine.dispose()
-    return {"rows": [row | {"constants": known.get(row["constants_key"], [])} for row in rows]}
+    return {"rows": rows}
 
 
 def newest_sweep(engine: Engine) -> int | None:
@@ -54,17 +54,16 @@ def markdown(report: dict[str, Any]) -> str:
     rows = report["rows"]
     if not rows:
         return "No families: run `python -m runner +experiment=families` first."
-    names = [*FACTORS, "options"]
-    shown = [name for name in names if name in ALWAYS or len({row[name] for row in rows}) > 1]
+    shown = shown_names(rows, ALWAYS)
     body = [["" if row[name] is None else row[name] for name in ("cell", *shown)] + measured(row) for row in rows]
-    fixed = ", ".join(f"{name} {rows[0][name]}" for name in names if name not in shown and rows[0][name])
+    fixed = ", ".join(f"{name} {rows[0][name]}" for name in NAMES if name not in shown and rows[0][name])
     built = sum(row["status"] == "ok" for row in rows)
-    right = sum(row["verdict"] in RIGHT for row in rows)
-    hidden = sum(row["verdict"] in RIGHT and bool(constants.told(row)) for row in rows)
+    good = [row for row in rows if right(row)]
+    hidden = sum(bool(constants.told(row)) for row in good)
     of_these = f", {hidden} of these with a wrong constant that no prompt here shows" if hidden else ""
     many = f"{len(rows)} famil{'y' if len(rows) == 1 else 'ies'}"
     lines = [
-        f"{many}: {built} build and run, {right} within the noise{of_these}.",
+        f"{many}: {built} build and run, {len(good)} within the noise{of_these}.",
         f"All cells: {fixed}.",
         "Random weights: the texts mean nothing, the logits are what is compared.",
         *notes.noise(rows),
@@ -98,6 +97,6 @@ def why(row: dict[str, Any]) -> list[str]:
     """What may be why a cell is not within the noise: its wrong constants and its warnings."""
     wrong = constants.told(row)
     said = wrong + [f"{f['check']}: {f['evidence']}" for f in row["findings"] if f["check"] in TELLING]
-    if said or row["verdict"] in RIGHT:
+    if said or right(row):
         return said
     return ["every constant is right: look at the operators"] if row["constants"] else []

@@ -8,10 +8,9 @@ from typing import Any
 
 from db import detail, query
 from db.engine import open_database
-from db.models import FACTORS
 from db.output import markdown_table, markdown_text
 from reports import notes
-from reports.table import identical, largest, multiple, number, span, words
+from reports.table import NAMES, identical, largest, multiple, number, shown_names, span, words
 
 # What a reader wants named first; other factors follow when they vary.
 ALWAYS = ("model", "builder", "patch")
@@ -73,11 +72,9 @@ def markdown(report: dict[str, Any]) -> str:
 def table(report: dict[str, Any]) -> str:
     """The table, and a line for each thing that a reader of it must know."""
     rows = report["rows"]
-    names = [*FACTORS, "options"]
-    varying = [name for name in names if len({row[name] for row in rows}) > 1]
-    shown = [name for name in names if name in (*ALWAYS, *varying)]
+    shown = shown_names(rows, ALWAYS)
     body = [["" if row[n] is None else row[n] for n in ("cell", *shown)] + measured(row) for row in rows]
-    fixed = ", ".join(f"{name} {label(name, rows)}" for name in names if name not in shown and rows[0][name])
+    fixed = ", ".join(f"{name} {label(name, rows)}" for name in NAMES if name not in shown and rows[0][name])
     return "\n".join([markdown_table(["cell", *shown, *MEASURED], body), "", f"- All cells: {fixed}.", *below(rows)])
 
 

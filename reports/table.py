@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from db.models import FACTORS
 from db.output import runs
+
+# What a cell is, by the names of its columns.
+NAMES = (*FACTORS, "options")
+
+
+def shown_names(rows: Sequence[Mapping[str, Any]], always: Sequence[str]) -> list[str]:
+    """Of `NAMES` those that a table has columns for: some always, others where they vary."""
+    return [name for name in NAMES if name in always or len({row[name] for row in rows}) > 1]
 
 
 def number(value: float | None) -> str:

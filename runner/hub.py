@@ -24,7 +24,7 @@ from urllib.parse import quote
 from db.scrub import scrub
 from runner import hashing
 from runner.failures import CheckpointFailed, says_disk_full
-from runner.store import MANIFEST, Artifact, Store
+from runner.store import MANIFEST, Artifact, Store, is_inside
 
 KIND = "model"
 # Raise it when other files of a repository are taken.
@@ -142,12 +142,6 @@ def check(repo: str, revision: str, gguf: str | None = None) -> None:
         )
     if gguf is not None and (not gguf.endswith(".gguf") or not is_inside(gguf)):
         raise CheckpointFailed(f"{gguf!r} is no GGUF file of {repo}", hint="allowed: a .gguf file by its path there")
-
-
-def is_inside(name: str) -> bool:
-    """Whether a file's name leads nowhere but below its folder."""
-    path = PurePosixPath(name)
-    return path.as_posix() == name and not path.is_absolute() and ".." not in path.parts
 
 
 def client() -> ModuleType:

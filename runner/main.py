@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from db.engine import DatabaseProblem, url_of
 from db.scrub import scrub
-from runner import compose, schema, sharding, sharding_table, sweep
+from runner import compose, schema, sharding, sweep
 from runner.cells import Cell, check_exclude, excluded, one_of
 from runner.failures import ConfigFailed, Fault
 
@@ -33,9 +33,7 @@ def act(loader: ConfigLoader, config: DictConfig, overrides: list[str]) -> int:
         if settings.action == "plan":
             return plan(cells, settings)
         if settings.action == "sharding":
-            text, fits = sharding_table.report(cells, settings.sharding)
-            print(text)
-            return OK if fits or settings.allow_failed else SOME_FAILED
+            return shard(cells, settings)
         rows = sweep.run(cells, settings, [scrub(word) for word in sys.argv[1:]])
         show(rows[0].sweep, settings)
     except (ConfigFailed, DatabaseProblem) as error:
@@ -91,6 +89,15 @@ def plan(cells: list[Cell], settings: schema.Settings) -> int:
         complain("a fault of paritylab itself", fault.evidence.stderr_tail or "")
         return FAULT
     return exit_code([failure.status if failure else "ok" for failure in failures], allow_failed=True)
+
+
+def shard(cells: list[Cell], settings: schema.Settings) -> int:
+    """Print what each rank would hold. Returns the exit code."""
+    from runner import sharding_table
+
+    text, fits = sharding_table.report(cells, settings.sharding)
+    print(text)
+    return OK if fits or settings.allow_failed else SOME_FAILED
 
 
 def settings_of(config: DictConfig) -> schema.Settings:

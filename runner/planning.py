@@ -17,6 +17,7 @@ from db import engine as database
 from db.output import markdown_table
 from db.scrub import scrub
 from reports.sweep import ALWAYS
+from reports.table import NAMES, shown_names
 from runner import environments, schema
 from runner.cells import FACTORS, Cell
 from runner.checkpoints import Inspector
@@ -133,15 +134,14 @@ def installed(resolution: environments.Resolution, root: Path) -> bool:
 def table(found: Survey) -> str:
     """The cells as a table, what all have in common, the whole's estimate, failures, and a last line of counts."""
     rows = [{**dict.fromkeys(FACTORS, ""), **p.cell.factors, "options": p.cell.options} for p in found.cells]
-    names = [*FACTORS, "options"]
-    shown = [name for name in names if name in ALWAYS or len({row[name] for row in rows}) > 1]
+    shown = shown_names(rows, ALWAYS)
     earlier = ["Of an earlier cell"] if any(p.shared for p in found.cells) else []
     header = ["cell", *shown, "Cached", *earlier, "To compute", "Seconds"]
     body = [
         [number, *(row[name] for name in shown), *columns(planned, bool(earlier))]
         for number, (row, planned) in enumerate(zip(rows, found.cells, strict=True), 1)
     ]
-    fixed = ", ".join(f"{name} {rows[0][name]}" for name in names if name not in shown and rows[0][name])
+    fixed = ", ".join(f"{name} {rows[0][name]}" for name in NAMES if name not in shown and rows[0][name])
     notes = [f"All cells: {fixed}.", *whole(found), *failures(found.cells)]
     return scrub("\n".join([markdown_table(header, body), "", *(f"- {note}" for note in notes), "", counts(found)]))
 

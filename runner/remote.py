@@ -13,14 +13,14 @@ import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from db.scrub import HIDDEN, scrub
 from runner import hashing
 from runner.failures import DISK_FULL_HINT, Failure, StoreFailed, says_disk_full
-from runner.store import MANIFEST, Artifact, Store
+from runner.store import MANIFEST, Artifact, Store, is_inside
 
 # Where a file appears only when all of it has arrived. Elsewhere it is written aside and renamed.
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "hf"}
@@ -138,17 +138,16 @@ def read_manifest(fs: Any, folder: str, kind: str, key: str, url: str) -> dict |
         if (manifest["kind"], manifest["key"]) != (kind, key) or not isinstance(manifest["meta"], dict):
             raise ValueError
         for name, entry in manifest["files"].items():
-            if not (isinstance(entry["size"], int) and isinstance(entry["sha256"], str) and is_inside(name)):
+            if not (isinstance(entry["size"], int) and isinstance(entry["sha256"], str) and is_a_files(name)):
                 raise ValueError
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise unlike(url, kind, key, f"its {MANIFEST} is damaged, or another artifact's") from error
     return manifest
 
 
-def is_inside(name: str) -> bool:
-    """Whether a file's name leads nowhere but below its artifact's folder, and is not the manifest's."""
-    path = PurePosixPath(name)
-    return path.as_posix() == name and not path.is_absolute() and ".." not in path.parts and name not in (".", MANIFEST)
+def is_a_files(name: str) -> bool:
+    """Whether a name is one of a file below its artifact's folder, and not the manifest's."""
+    return is_inside(name) and name not in (".", MANIFEST)
 
 
 def put(fs: Any, file: Path, folder: str, path: str) -> None:

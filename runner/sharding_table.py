@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,7 +46,8 @@ def of_cell(cell: Cell, tp: int, settings: schema.Sharding) -> tuple[str, bool]:
     plan = sharding.plan(config, tp, size_of(cell.config.dtype, config), settings.gqa, settings.vocabulary)
     if cell.config.layers != "all":
         plan = replace(plan, layers=plan.layers[: int(cell.config.layers)])
-    others = [sharding.plan(config, degree, 2, settings.gqa, settings.vocabulary) for degree in smaller(tp)]
+    # Planned only where a refusal asks for them.
+    others = (sharding.plan(config, degree, 2, settings.gqa, settings.vocabulary) for degree in smaller(tp))
     return told(plan, settings, others)
 
 
@@ -86,7 +87,7 @@ def size_of(dtype: str, config: dict[str, Any]) -> int:
     return BYTES.get(checkpoints.CONFIG_DTYPES.get(stored, stored) if dtype == "stored" else dtype, 2)
 
 
-def told(plan: ShardingPlan, settings: schema.Sharding, others: Sequence[ShardingPlan]) -> tuple[str, bool]:
+def told(plan: ShardingPlan, settings: schema.Sharding, others: Iterable[ShardingPlan]) -> tuple[str, bool]:
     """The table of a plan, its totals, and whether it fits core and host."""
     rows = sharding.table(plan)
     header = [name for name in sharding.COLUMNS if any(row.get(name) not in (None, "") for row in rows)]

@@ -17,13 +17,19 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from filelock import FileLock, Timeout
 
 from runner import hashing
 
 MANIFEST = "manifest.json"
+
+
+def is_inside(name: str) -> bool:
+    """Whether a file's name leads nowhere but below its folder."""
+    path = PurePosixPath(name)
+    return path.as_posix() == name and not path.is_absolute() and ".." not in path.parts
 
 
 @dataclass(frozen=True)

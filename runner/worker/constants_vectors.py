@@ -192,9 +192,9 @@ def apart(biases: dict, others: dict) -> dict:
     for (layer, name), values in biases.items():
         parts = PARTS.get(name, ()) if name in PACKED and (layer, name) not in others else ()
         sizes = [others[(layer, part)].size if (layer, part) in others else None for part in parts]
-        if (
-            len(sizes) == 3 and sizes.count(None) == 1 and None in sizes[1:]
-        ):  # keys and values are as wide as each other
+        # Keys and values are as wide as each other, so that of these two one tells the other's.
+        one_lacks = len(sizes) == 3 and sizes.count(None) == 1 and None in sizes[1:]
+        if one_lacks:
             sizes = [next(s for s in sizes[1:] if s) if size is None else size for size in sizes]
         if not parts or None in sizes or sum(sizes) != values.size:
             found[(layer, name)] = values

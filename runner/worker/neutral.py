@@ -56,11 +56,16 @@ def overridden(settings: dict) -> dict:
 
 
 def of_checkpoint(folder: str) -> dict:
-    """What a checkpoint's generation_config.json asks for, and its config.json, where older ones kept it."""
+    """What a checkpoint asks for that is not what changes nothing."""
+    return overridden(asked_by(folder))
+
+
+def asked_by(folder: str) -> dict:
+    """What a checkpoint's generation_config.json says, and its config.json, where older ones kept it."""
     asked: dict = {}
     for name in ("config.json", "generation_config.json"):
         path = os.path.join(folder, name)
         if os.path.exists(path):
             with open(path, encoding="utf-8") as file:
                 asked |= json.load(file)
-    return overridden(asked)
+    return asked

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import json
 import os
 import shutil
 import tempfile
 
 import torch
 from checkpoint import write_json
+from neutral import asked_by
 from noise import free_memory
 from safetensors.torch import load_file, save_file
 from shrink import completed, configured, layer_kinds, shrunken
@@ -147,12 +147,7 @@ def without(config: dict, keys: tuple[str, ...]) -> dict:
 
 def special_ids(words, tokenizer: str) -> dict:
     """bos, eos and pad: of the folder's generation_config.json or config.json, or else of its tokenizer."""
-    said: dict = {}
-    for name in ("config.json", "generation_config.json"):
-        path = os.path.join(tokenizer, name)
-        if os.path.exists(path):
-            with open(path, encoding="utf-8") as file:
-                said |= json.load(file)
+    said = asked_by(tokenizer)
     return {key: said[key] if said.get(key) is not None else getattr(words, key) for key in SPECIAL_IDS}
 
 

@@ -40,9 +40,9 @@ def refuse_unknown(folder: str) -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     kind = configs(folder).get("config.json", {}).get("model_type")
-    if brings_code(folder) and kind not in CONFIG_MAPPING_NAMES:
+    if kind not in CONFIG_MAPPING_NAMES and (code := brings_code(folder)):
         raise StageError(
-            f"transformers does not know {kind!r}, and the checkpoint's own code ({brings_code(folder)[0]}) is not run",
+            f"transformers does not know {kind!r}, and the checkpoint's own code ({code[0]}) is not run",
             kind="RemoteCode",
             hint="code of a checkpoint is never trusted here; take a transformers that knows the model",
         )
