@@ -157,6 +157,30 @@ def constants(cell: int, format: Format = "table", db: Db = None) -> None:
 
 
 @app.command()
+def loading(
+    cell: int,
+    faults: Annotated[
+        bool, typer.Option("--faults", help="Only what a side does not hold as the checkpoint has it.")
+    ] = False,
+    format: Format = "table",
+    db: Db = None,
+) -> None:
+    """What became of each key of the checkpoint when each side loaded it: a row a name and outcome."""
+    engine = open_database(db, create=False)
+    rows = detail.cell_loading(engine, cell, every=not faults)
+    tables = format in ("table", "md")
+    if tables:
+        shapes = ("shape", "held")
+        rows = [
+            row | {"layers": output.runs(row["layers"])} | {name: output.shape(row[name]) for name in shapes}
+            for row in rows
+        ]
+    output.show(rows, detail.LOADING_COLUMNS, format)
+    if tables and (counts := detail.loading_counts(detail.cell_loading(engine, cell))):
+        print(f"\n{counts}" if format == "md" else counts)
+
+
+@app.command()
 def diff(one: int, two: int, format: Format = "table", db: Db = None) -> None:
     """Only what differs between two cells: what they were made of, and what came out."""
     rows = reasons.diff_rows(open_database(db, create=False), one, two)

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, literal, select, union_all
 from sqlalchemy.orm import Session
 
+from db.artifacts import LOADING_FAULTS, OUTCOMES, ConstantValue, LoadedTensor, NoiseValue, PromptInput
 from db.engine import reading
-from db.models import (
-    Cell,
-    ConstantValue,
-    Finding,
-    MetricName,
-    MetricValue,
-    NoiseValue,
-    Package,
-    PromptInput,
-    PromptResult,
-    StageRun,
-)
+from db.models import Cell, Finding, MetricName, MetricValue, Package, PromptResult, Result, StageRun
 from db.query import KINDS, NotInDatabase, cell_part
 
 ROLES = ("builder", "runtime", "reference")
@@ -31,6 +22,9 @@ TEXT_COLUMNS = ("prompt", "verdict", "reference_outcome", "outcome", "parting", 
 FINDING_COLUMNS = ("kind", "prompt", "check", "evidence")
 CONSTANT_COLUMNS = (
     "kind", "what", "layers", "reference", "export", "max_abs_diff", "positions", "verdict", "says",
+)  # fmt: skip
+LOADING_COLUMNS = (
+    "side", "loader", "name", "layers", "count", "kind", "outcome", "shape", "held", "stored", "loaded", "says",
 )  # fmt: skip
 INPUT_COLUMNS = ("prompt", "tokens", "text", "ids", "template_source", "template_hash")
 
@@ -74,6 +68,13 @@ def stage_part(stage: StageRun) -> dict[str, Any]:
     """A stage's columns, with its artifact's place in the store."""
     columns = {c: getattr(stage, c) for c in ("stage", "found", "seconds", "peak_memory_bytes")}
     return columns | {"artifact": f"{stage.stage}/{stage.key}"}
+
+
+def stages_of(engine: Engine, result_ids: Sequence[int], name: str) -> dict[int, dict[str, Any]]:
+    """One stage of some results, by result, with `STAGE_COLUMNS`."""
+    query = select(StageRun).where(StageRun.result_id.in_(result_ids), StageRun.stage == name)
+    with reading(engine) as session:
+        return {stage.result_id: stage_part(stage) for stage in session.scalars(query)}
 
 
 def columns_of(row: Any) -> dict[str, Any]:
@@ -159,6 +160,50 @@ def cell_constants(engine: Engine, cell_id: int) -> list[dict[str, Any]]:
         cell = existing_cell(session, cell_id)
         key = cell.result.constants_key if cell.result else None
     return constant_rows(engine, [key]).get(key, []) if key else []
+
+
+def loading_of(engine: Engine, result_ids: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
+    """What became of each key of the checkpoint where the sides of some results loaded it: by result, in stage order,
+    with `LOADING_COLUMNS`. A made checkpoint's own loading ("checkpoint") comes first."""
+    stages = select(StageRun.result_id, StageRun.position.label("place"), StageRun.stage, StageRun.key)
+    made = select(Result.id, literal(-1), literal("checkpoint"), Result.model_key)
+    sides = union_all(
+        stages.where(StageRun.result_id.in_(result_ids)), made.where(Result.id.in_(result_ids))
+    ).subquery()
+    query = (
+        select(sides.c.result_id, sides.c.stage, LoadedTensor)
+        .join(LoadedTensor, LoadedTensor.loading_key == sides.c.key)
+        .order_by(sides.c.result_id, sides.c.place, LoadedTensor.position)
+    )
+    found: dict[int, list[dict[str, Any]]] = {}
+    with reading(engine) as session:
+        for result, side, row in session.execute(query):
+            columns = {c: getattr(row, c) for c in LOADING_COLUMNS if c != "side"}
+            found.setdefault(result, []).append({"side": side, **columns})
+    return found
+
+
+def cell_loading(engine: Engine, cell_id: int, every: bool = True) -> list[dict[str, Any]]:
+    """What became of each key of the checkpoint where a cell's sides loaded it, with `LOADING_COLUMNS`. every: not
+    the faults alone."""
+    with reading(engine) as session:
+        result = existing_cell(session, cell_id).result_id
+    rows = loading_of(engine, [result]).get(result, []) if result else []
+    return [row for row in rows if every or row["outcome"] in LOADING_FAULTS]
+
+
+def loading_counts(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many tensors of each side had which outcome, the worst first: "reference: 51 tensors cast, 6 computed"."""
+    counts: dict[str, Counter[str]] = {}
+    for row in rows:
+        counts.setdefault(row["side"], Counter())[row["outcome"]] += row["count"]
+    return "; ".join(f"{side}: {told_counts(found)}" for side, found in counts.items())
+
+
+def told_counts(found: Counter[str]) -> str:
+    first, *others = sorted(found, key=OUTCOMES.index)
+    head = f"{found[first]} tensor{'s' * (found[first] != 1)} {first}"
+    return ", ".join([head, *(f"{found[outcome]} {outcome}" for outcome in others)])
 
 
 def findings_of(engine: Engine, result_ids: Sequence[int]) -> dict[int, list[Finding]]:

@@ -3,7 +3,8 @@
 Numbers that a report reads are typed columns: factors on `Cell`, a summary on
 `Result`, the headline metrics on `PromptResult`. Numbers per step, and any
 metric beyond the headline ones, are integer-keyed rows of `MetricValue`.
-SQLite loses NaN and infinities, so each number has a kind beside it.
+SQLite loses NaN and infinities, so each number has a kind beside it. Rows that
+results share by an artifact's key are in `db.artifacts`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Index, Text, UniqueConstraint
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+from sqlalchemy import BigInteger, ForeignKey, Index, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column, relationship
+
+from db.artifacts import Base
 
 FACTORS = (
     "model", "dtype", "layers", "builder", "patch", "runtime", "backend", "precision",
@@ -36,15 +39,6 @@ def error_line(error_type: str | None, error: str | None) -> str | None:
 
 def now() -> datetime:
     return datetime.now(UTC)
-
-
-class Base(DeclarativeBase):
-    type_annotation_map = {
-        str: Text,
-        datetime: DateTime(timezone=True),
-        dict[str, Any]: JSON,
-        list[Any]: JSON,
-    }
 
 
 class Sweep(Base):
@@ -103,16 +97,6 @@ class Cell(Base):
     sweep: Mapped[Sweep] = relationship()
     result: Mapped[Result | None] = relationship()
     changes: Mapped[list[ChangeOutcome]] = relationship(order_by="ChangeOutcome.position", cascade="all")
-
-
-class Overlay(Base):
-    """What a patch made of a builder's sources; the rows that cells with this tree share."""
-
-    __tablename__ = "overlay"
-
-    tree: Mapped[str] = mapped_column(primary_key=True)
-    source_tree: Mapped[str]
-    diff: Mapped[str]  # unified, of the models folder; empty where the patch changed nothing
 
 
 class CellRest(Base):
@@ -226,6 +210,8 @@ class Result(Base):
     exit_code: Mapped[int | None]
     signal: Mapped[str | None]
     stderr_tail: Mapped[str | None]
+    stack_dump: Mapped[str | None]  # what each process did when the stage had to be ended
+    timings: Mapped[dict[str, Any] | None]  # {"first_token_seconds": 0.1}: what stages measured of themselves
     peak_memory_bytes: Mapped[int | None]
 
     checkpoint_hash: Mapped[str | None]
@@ -237,6 +223,7 @@ class Result(Base):
     prompts_key: Mapped[str | None]  # of its `PromptInput` rows
     noise_key: Mapped[str | None]  # of its `NoiseValue` rows
     constants_key: Mapped[str | None]  # of its `ConstantValue` rows
+    model_key: Mapped[str | None]  # of its checkpoint's artifact, where that was made
     thresholds: Mapped[dict[str, Any] | None]  # of the verdicts, in multiples of the noise floor
     overridden: Mapped[dict[str, Any] | None]  # {side: generation options that took no part}
     overlay_tree: Mapped[str | None]
@@ -351,56 +338,6 @@ class Finding(Base):
     prompt: Mapped[str | None]
     check: Mapped[str]
     evidence: Mapped[str]
-
-
-class PromptInput(Base):
-    """What a prompt was to both sides; the rows of a prompts artifact, which results share."""
-
-    __tablename__ = "prompt_input"
-
-    prompts_key: Mapped[str] = mapped_column(primary_key=True)
-    position: Mapped[int] = mapped_column(primary_key=True)
-    prompt: Mapped[str]
-    text: Mapped[str]  # after the template
-    ids: Mapped[list[Any]]
-    template_source: Mapped[str | None]
-    template_hash: Mapped[str | None]
-
-
-class NoiseValue(Base):
-    """How far a variant of the reference moved from it, at one prompt; the rows of a noise artifact.
-
-    A variant that was left out has one row with the reason and no numbers.
-    """
-
-    __tablename__ = "noise_value"
-
-    noise_key: Mapped[str] = mapped_column(primary_key=True)
-    variant: Mapped[str] = mapped_column(primary_key=True)
-    position: Mapped[int] = mapped_column(primary_key=True)
-    prompt: Mapped[str | None]
-    versus: Mapped[str | None]
-    first: Mapped[float | None]
-    largest: Mapped[float | None]
-    left_out: Mapped[str | None]
-
-
-class ConstantValue(Base):
-    """A constant of an export beside what transformers computes; the rows of a constants artifact."""
-
-    __tablename__ = "constant_value"
-
-    constants_key: Mapped[str] = mapped_column(primary_key=True)
-    position: Mapped[int] = mapped_column(primary_key=True)
-    kind: Mapped[str]  # rope, norm_weight, embedding_scale, …
-    what: Mapped[str]
-    layers: Mapped[list[Any] | None]
-    reference: Mapped[str | None]
-    export: Mapped[str | None]
-    max_abs_diff: Mapped[float | None]
-    positions: Mapped[int | None]
-    verdict: Mapped[str]  # same, rounded, differs, dropped, added, unread
-    says: Mapped[str]
 
 
 class MetricName(Base):

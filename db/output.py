@@ -134,6 +134,11 @@ def runs(numbers: Iterable[int] | None) -> str:
     return ", ".join(told) + (" …" if len(found) > MOST_RUNS else "")
 
 
+def shape(sizes: Sequence[int] | None) -> str:
+    """A tensor's shape: 64 × 128, and scalar for one without axes."""
+    return "" if sizes is None else " × ".join(map(str, sizes)) or "scalar"
+
+
 def markdown_text(value: Any) -> str:
     """A value as markdown shows it, character for character: whatever it is, it is no markup and no HTML."""
     return MARKUP.sub(r"\\\g<0>", short(value)).replace("&", "&amp;")

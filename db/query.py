@@ -165,7 +165,7 @@ SUMMARY = (
     "non_finite_count", "nonsense_count", "noise_floor_largest", "noise_ratio_largest", "multiple_largest",
     "thresholds", "verdict", "failed_stage", "checkpoint_dtype", "files_dtype", "reference_dtype",
     "candidate_dtype", "layer_count", "noise_key", "constants_key", "prompts_key", "overridden",
-    "seconds", "stand_in", "measurement_version",
+    "seconds", "stand_in", "timings", "measurement_version",
 )  # fmt: skip
 # The columns of `cell_part` and `summary_part`, of every cell.
 CELLS = select(

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import Engine, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
+from db.artifacts import LOADING_FAULTS, ConstantValue, LoadedTensor, NoiseValue, Overlay, PromptInput
 from db.engine import reading, writing
 from db.models import (
     AXES,
@@ -20,16 +21,12 @@ from db.models import (
     Cell,
     CellRest,
     ChangeOutcome,
-    ConstantValue,
     Environment,
     Finding,
     Machine,
     MetricName,
     MetricValue,
-    NoiseValue,
-    Overlay,
     Package,
-    PromptInput,
     PromptResult,
     Result,
     StageRun,
@@ -59,8 +56,9 @@ class NewResult:
     values: columns of `Result`. environments: {role: {"hash", "platform",
     "packages": {name: version}}}. machine: columns of `Machine`. stages:
     columns of `StageRun`. prompts: as the comparison wrote them. findings,
-    inputs, noise, constants: columns of `Finding`, `PromptInput`, `NoiseValue`
-    and `ConstantValue`.
+    inputs, noise, constants, loading: columns of `Finding`, `PromptInput`,
+    `NoiseValue`, `ConstantValue` and `LoadedTensor`, the last of several
+    artifacts.
     """
 
     values: Mapping[str, Any]
@@ -72,6 +70,7 @@ class NewResult:
     inputs: Sequence[Mapping[str, Any]] = ()
     noise: Sequence[Mapping[str, Any]] = ()
     constants: Sequence[Mapping[str, Any]] = ()
+    loading: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -153,6 +152,9 @@ def record_result(engine: Engine, cell_id: int, new: NewResult, provenance: Prov
         add_shared(session, PromptInput, "prompts_key", new.inputs)
         add_shared(session, NoiseValue, "noise_key", new.noise)
         add_shared(session, ConstantValue, "constants_key", new.constants)
+        for key in dict.fromkeys(row["loading_key"] for row in new.loading):
+            mine = [row for row in new.loading if row["loading_key"] == key]
+            add_shared(session, LoadedTensor, "loading_key", mine)
         finish_cell(session, cell_id, result.id, False, provenance)
         return result.id
 
@@ -276,9 +278,43 @@ def add_shared(session: Session, table: type, key: str, rows: Sequence[Mapping[s
         session.execute(insert(table), list(rows))
 
 
+def loading_rows(key: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of an artifact's loader audit as columns of `LoadedTensor`; `key` is the artifact's."""
+    return [{**row, "loading_key": key, "position": n} for n, row in enumerate(rows)]
+
+
+def reference_keys(engine: Engine, checkpoint_hash: str, most: int = 50) -> list[dict[str, str]]:
+    """The keys of the prompts, reference and noise stages of results of a checkpoint: {stage: key}, newest first."""
+    results = (
+        select(Result.id)
+        .where(Result.checkpoint_hash == checkpoint_hash, Result.status == "ok")
+        .order_by(Result.id.desc())
+        .limit(most)
+    )
+    query = select(StageRun.result_id, StageRun.stage, StageRun.key).where(
+        StageRun.result_id.in_(results), StageRun.stage.in_(("prompts", "reference", "noise"))
+    )
+    found: dict[int, dict[str, str]] = {}
+    with reading(engine) as session:
+        for result, stage, key in session.execute(query):
+            found.setdefault(result, {})[stage] = key
+    newest = (found[result] for result in sorted(found, reverse=True) if "reference" in found[result])
+    return [dict(keys) for keys in dict.fromkeys(tuple(sorted(keys.items())) for keys in newest)]
+
+
 def audit_findings(engine: Engine, result_id: int) -> int:
     """How many findings of the prompt audit a result carries."""
     query = select(func.count()).where(Finding.result_id == result_id, Finding.kind == "prompt")
+    with reading(engine) as session:
+        return session.scalar(query) or 0
+
+
+def loading_faults(engine: Engine, result_id: int) -> int:
+    """How many rows of a result's loader audits say that a side does not hold what the checkpoint has."""
+    key = LoadedTensor.loading_key
+    stages = select(StageRun.key).where(StageRun.result_id == result_id)
+    made = select(Result.model_key).where(Result.id == result_id)
+    query = select(func.count()).where(key.in_(stages) | key.in_(made), LoadedTensor.outcome.in_(LOADING_FAULTS))
     with reading(engine) as session:
         return session.scalar(query) or 0
 

@@ -17,10 +17,12 @@ from reports import depth as depth_report
 from reports import evidence as evidence_report
 from reports import families as families_report
 from reports import history as history_report
+from reports import loading as loading_report
 from reports import noise as noise_report
 from reports import pairs as pairs_report
 from reports import proof as proof_report
 from reports import regressions as regressions_report
+from reports import stages as stages_report
 from reports import status as status_report
 from reports import sweep as sweep_report
 
@@ -53,6 +55,17 @@ def sweep(
 ) -> None:
     """One row an export: first-token diff over prompts, identical n of m, what went wrong."""
     write(sweep_report, sweep_report.collect(db, sweep), format, out)
+
+
+@app.command()
+def stages(
+    sweep: Annotated[str, typer.Option("--sweep", help="A sweep's number, or latest.")] = "latest",
+    out: Out = None,
+    format: Format = "md",
+    db: Db = None,
+) -> None:
+    """What a sweep of one stage made (stages=export), or what its candidates said (stages=candidate)."""
+    write(stages_report, stages_report.collect(db, sweep), format, out)
 
 
 @app.command()
@@ -119,6 +132,18 @@ def constants(
     """What exports hold beside what transformers computes; of the latest sweep where none is asked for."""
     filters = chosen(model=model, builder=builder, patch=patch, dtype=dtype)
     write(constants_report, constants_report.collect(db, filters, sweep, every), format, out)
+
+
+@app.command()
+def loading(
+    sweep: Annotated[str, typer.Option("--sweep", help="A sweep's number, or latest.")] = "latest",
+    every: Annotated[bool, typer.Option("--every", help="A row for each key of the checkpoint.")] = False,
+    out: Out = None,
+    format: Format = "md",
+    db: Db = None,
+) -> None:
+    """What each side made of the checkpoint's keys as it loaded them: lost buffers first, then what to do."""
+    write(loading_report, loading_report.collect(db, sweep, every), format, out)
 
 
 @app.command()

@@ -14,8 +14,9 @@ from typing import Any
 from sqlalchemy import Engine
 
 from db import detail, items, query
+from db.artifacts import Overlay
 from db.engine import open_database, reading
-from db.models import FACTORS, Cell, Environment, Overlay
+from db.models import FACTORS, Cell, Environment
 from db.output import markdown_table, markdown_text
 from reports import notes, proof, status
 from reports import sweep as sweep_report

@@ -119,7 +119,7 @@ def below(rows: list[dict[str, Any]]) -> list[str]:
     if ranges:
         least, most = min(r[0] for r in ranges), max(r[1] for r in ranges)
         lines.append(
-            "Differences are of logits, between export and reference: the first new token's as a range over prompts,"
+            "Differences are of logits, between candidate and reference: the first new token's as a range over prompts,"
             " and the largest of all steps, free-running or fed the reference's tokens. The reference's first-token"
             f" logits span {span(least, most)}."
         )

@@ -14,8 +14,11 @@ NAMES = (*FACTORS, "options")
 
 
 def shown_names(rows: Sequence[Mapping[str, Any]], always: Sequence[str]) -> list[str]:
-    """Of `NAMES` those that a table has columns for: some always, others where they vary."""
-    return [name for name in NAMES if name in always or len({row[name] for row in rows}) > 1]
+    """Of `NAMES` those that a table has columns for: some always, others where they vary. Where no cell has a builder
+    neither builder nor patch is one that is always wanted."""
+    without = {"builder", "patch"} if {row["builder"] for row in rows} == {"none"} else set()
+    wanted = set(always) - without
+    return [name for name in NAMES if name in wanted or len({row[name] for row in rows}) > 1]
 
 
 def number(value: float | None) -> str:

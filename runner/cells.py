@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, make_dataclass
+from dataclasses import asdict, dataclass, fields, make_dataclass, replace
 from datetime import date
 from fnmatch import fnmatchcase
 from functools import cache
@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from db.models import FACTORS
 from db.scrub import scrub
-from runner import families, hashing, paths, releases, schema
+from runner import backends, families, hashing, paths, releases, schema
 from runner.failures import ConfigFailed
 
 # Keys inside a factor that its label tells already.
@@ -27,6 +27,8 @@ TOLD = {
     "model.path", "model.name", "model.hub", "model.family", "builder.path", "builder.ref", "builder.name",
     "patch.number", "patch.from", "patch.to", "patch.file", "patch.reverse",
 }  # fmt: skip
+# The builder and the patch of a backend that has no use for them.
+NONE = "none"
 assert set(FACTORS) == {field.name for field in fields(schema.Factors)}
 
 
@@ -55,7 +57,8 @@ class Cell:
 
     def name(self) -> str:
         """The values that tell a reader which cell this is."""
-        told = [self.factors[f] for f in ("model", "dtype", "builder", "patch")]
+        by = ("backend",) if self.factors["builder"] == NONE else ("builder", "patch")
+        told = [self.factors[f] for f in ("model", "dtype", *by)]
         told += [f"layers {self.factors['layers']}"] if self.factors["layers"] not in ("", "all") else []
         return " ".join([*told, self.options] if self.options else told)
 
@@ -76,11 +79,20 @@ def from_plain(plain: Mapping[str, Any], choices: Mapping[str, str], overrides: 
     try:
         refuse_another_source(str(choices.get("model", "")), overrides)
         config = typed(plain)
+        if not backends.stages(config.backend.name).BUILDER:
+            config = without_builder(config)
+            choices = {**choices, "builder": NONE, "patch": NONE}
+            overrides = [o for o in overrides if not o.lstrip("+~").startswith(("builder.", "patch."))]
         factors = labels(config, choices)
         check(config)
     except ConfigFailed as failure:
         return Cell(factors, options_of(overrides), failure=failure)
     return Cell(factors, options_of(overrides), config=config)
+
+
+def without_builder(config: schema.Factors) -> schema.Factors:
+    """A config whose backend asks for no builder, and whose cell is the same whatever builder or patch is given."""
+    return replace(config, builder=schema.Builder(name=NONE, kind=NONE, version=NONE), patch=schema.Patch())
 
 
 def as_asked(plain: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, str]:
@@ -149,7 +161,9 @@ def typed_values(text: str) -> dict[str, Any]:
             raise ConfigFailed(f"{', '.join(missing)}: a value is needed", hint=where)
         values = {name: merged[name] for name in given}
         values = {n: OmegaConf.to_object(v) if OmegaConf.is_config(v) else v for n, v in values.items()}
-        return values | ({"patch": patch_of(values["patch"])} if "patch" in values else {})
+        for name, made in (("patch", patch_of), ("backend", backend_of)):
+            values |= {name: made(values[name])} if name in values else {}
+        return values
     except OmegaConfBaseException as error:
         raise ConfigFailed(in_a_line(error), error_type=type(error).__name__) from error
     except (RuntimeError, ValueError, OSError) as error:  # of a path: no such user, a loop of links, a null byte
@@ -198,6 +212,20 @@ def patch_of(given: Mapping[str, Any]) -> schema.Patch:
     return schema.Patch(OmegaConf.to_object(changes).changes, [diff_of(kind, given) for kind in used], given["reverse"])
 
 
+def backend_of(given: Mapping[str, Any]) -> schema.Backend:
+    """The backend of a composed config. Errors: `ConfigFailed`."""
+    name = given.get("name")
+    one_of("backend.name", str(name), tuple(schema.BACKENDS))
+    kind = schema.BACKENDS[str(name)]
+    known = [key.name for key in fields(kind)]
+    if odd := sorted(set(given) - set(known)):
+        raise ConfigFailed(f"backend.{odd[0]}: backend={name} has no such key", hint=f"known: {', '.join(known)}")
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), dict(given)))
+    except OmegaConfBaseException as error:
+        raise ConfigFailed(f"backend.{in_a_line(error)}", error_type=type(error).__name__) from error
+
+
 def diff_of(kind: str, given: Mapping[str, Any]) -> schema.Diff:
     """The diff that a patch of this kind names."""
     if kind == "file":
@@ -242,7 +270,14 @@ def builder_label(builder: schema.Builder) -> str:
 def check(config: schema.Factors) -> None:
     """Values that types cannot check. Errors: `ConfigFailed`: what, where, what is allowed."""
     check_model(config.model)
-    check_builder(config.builder)
+    if config.builder.kind != NONE:
+        check_builder(config.builder)
+    elif config.runtime.environment is None:
+        raise ConfigFailed(
+            f"runtime={config.runtime.name}: backend={config.backend.name} has no builder whose packages it could be",
+            hint="name a runtime: python -m runner runtime=… lists them",
+        )
+    backends.stages(config.backend.name).check(config)
     one_of("dtype", config.dtype, schema.DTYPES)
     one_of("precision", config.precision, schema.PRECISIONS)
     one_of("prompts.template", config.prompts.template, schema.TEMPLATES)

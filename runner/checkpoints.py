@@ -35,8 +35,8 @@ class Checkpoint:
     hash: of every file's path and bytes; text_hash: of all but the weights
     (what tokenising depends on). stamp: sizes, times and inodes, to notice a
     change while it is used. dtypes: tensors by floating dtype in the files;
-    config_dtype: what config.json says, or None. mixed: it holds a text model
-    among others.
+    config_dtype: what config.json says, or None. bytes: of the weights. mixed:
+    it holds a text model among others.
     """
 
     path: Path
@@ -48,6 +48,7 @@ class Checkpoint:
     dtypes: dict[str, int]
     config_dtype: str | None
     mixed: bool = False
+    bytes: int = 0
 
     def same_dtype(self, dtype: str) -> bool:
         """Whether `dtype` is what files and config hold already."""
@@ -141,6 +142,7 @@ class Inspector:
             mixed=inner is not config
             and (not others or any(o is not None for o in others))
             and config.get("model_type") not in KEPT_WHOLE,
+            bytes=sum(file.stat().st_size for file in weights),
         )
 
     def file_hash(self, path: Path) -> str:

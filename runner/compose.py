@@ -202,7 +202,9 @@ def values_of(override: Override) -> list[str]:
             f"{override.input_line}: this kind of sweep has no cells",
             hint="list the values: key=a,b,c, or key=range(1,4), or key=glob(*)",
         )
-    values = [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    # Hydra would write true as Python does, and rows would say it so.
+    found = [value.lower() if value in ("True", "False") else value for value in override.sweep_string_iterator()]
+    values = [f"{override.get_key_element()}={value}" for value in found]
     if not values:
         raise ConfigFailed(f"{override.input_line}: no value matches, so there would be no cell")
     return values

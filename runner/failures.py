@@ -20,6 +20,7 @@ class Evidence:
     """What a stage's process left behind: absent values are None.
 
     frame: the last place in the builder's own sources that an error passed.
+    stacks: what each of its processes did when it had to be ended.
     """
 
     exit_code: int | None = None
@@ -28,6 +29,7 @@ class Evidence:
     peak_memory_bytes: int | None = None
     seconds: float | None = None
     frame: str | None = None
+    stacks: str | None = None
 
 
 class Failure(Exception):

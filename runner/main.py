@@ -107,8 +107,12 @@ def settings_of(config: DictConfig) -> schema.Settings:
     settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema.Settings), plain))
     assert isinstance(settings, schema.Settings)
     one_of("action", settings.action, schema.ACTIONS)
+    one_of("stages", settings.stages, schema.STAGES)
+    if settings.stages != "all" and settings.action not in ("run", "plan"):
+        raise ConfigFailed(f"stages={settings.stages} goes with action=run, and not with action={settings.action}")
     one_of("rerun", settings.rerun, schema.RERUNS)
     one_of("audit", settings.audit, schema.AUDITS)
+    one_of("load_audit", settings.load_audit, schema.AUDITS)
     check_exclude(settings.exclude)
     for variant in settings.noise.variants:
         one_of("noise.variants", variant, schema.NOISE_VARIANTS)
@@ -121,9 +125,10 @@ def settings_of(config: DictConfig) -> schema.Settings:
                 hint=f"allowed: 0 < {names[0]} < {names[1]}, multiples of the noise floor",
             )
     one_of("sharding.tracer", settings.sharding.tracer, sharding.TRACERS)
-    for name in ("timeout", "stall"):
-        if not 0 < getattr(settings.limits, name) < math.inf:
-            raise ConfigFailed(f"limits.{name}: must be a number of seconds above 0")
+    for name, unit in (("timeout_seconds", "seconds"), ("stall_seconds", "seconds"), ("memory_gb", "GB")):
+        value = getattr(settings.limits, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigFailed(f"limits.{name}: must be a number of {unit} above 0")
     if settings.jobs is not None and settings.jobs < 1:
         raise ConfigFailed(f"jobs: {settings.jobs} is not allowed", hint="allowed: null, or 1 or more")
     return settings
@@ -139,6 +144,11 @@ def show(sweep_id: int, settings: schema.Settings) -> None:
 
         print(constants.markdown(constants.collect(url, {}, str(sweep_id), every=False)))
         more = f"Every constant: python -m reports constants --every --sweep {sweep_id}{flag}"
+    elif settings.stages != "all":
+        from reports import stages
+
+        print(stages.markdown(stages.collect(url, str(sweep_id))))
+        more = f"Again: python -m reports stages --sweep {sweep_id}{flag}"
     else:
         from reports import sweep as report
 

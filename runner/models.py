@@ -9,7 +9,7 @@ each an artifact of the store, known by what went into it, and found on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from runner import cells, checkpoints, families, hashing, hub, paths, releases, 
 from runner.environments import Resolution
 from runner.failures import CheckpointFailed
 from runner.processes import in_thread
-from runner.remote import Remote, RemoteFailed
+from runner.sharing import Sharing
 from runner.store import Artifact, Store
 
 KIND = "model"
 # Raise it when something else is made of the same.
-VERSION = 2
+VERSION = 3
 # Downloads and conversions side by side.
 AT_A_TIME = 4
 # Whose tokenizer a made checkpoint gets: any will do, and this one ships.
@@ -36,10 +36,15 @@ class NotHere(CheckpointFailed):
 
 @dataclass(frozen=True)
 class Origin:
-    """A checkpoint's folder, and where it is from in words (None: it is a folder of the user's)."""
+    """A checkpoint's folder, and where it is from in words (None: it is a folder of the user's).
+
+    key: of the artifact, where it was made; loading: what became of each key of the file that it was made of.
+    """
 
     path: Path
     said: str | None = None
+    key: str | None = None
+    loading: Sequence[dict] = ()
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Models:
     """Finds or makes checkpoints. make: None where nothing may be made or downloaded, only looked up."""
 
     store: Store
-    remote: Remote | None
+    sharing: Sharing
     inspector: checkpoints.Inspector
     resolve: Callable[[schema.Environment], Awaitable[Resolution]]
     make: Maker | None
@@ -163,46 +168,25 @@ class Models:
             assert make is not None
             return await make(recipe, key, resolution)
 
-        return Origin((await self.artifact(key, recipe.said, produce)).path, recipe.said)
+        made = await self.artifact(key, recipe.said, produce)
+        return Origin(made.path, recipe.said, key, made.meta.get("loading_rows", ()))
 
     async def artifact(self, key: str, said: str, produce: Callable[[], Awaitable[Artifact]]) -> Artifact:
         """What is in the store under `key`, or on the remote, or else what `produce` makes of it, which goes there."""
         if found := await self.find(key):
             if self.make is not None:
-                await self.keep_for_others(found, key)
+                self.sharing.push(found, KIND, key)
             return found
         if self.make is None:
             raise NotHere(f"{said} is not here yet", hint="a run downloads or makes it first", transient=True)
         async with self.slots, self.store.locked(f"{KIND}-{key}"):
             if found := await self.find(key):  # another process was faster
                 return found
-            if pulled := await self.pulled(key, said):
+            if pulled := await self.sharing.pull(KIND, key, said):
                 return pulled
             made = await produce()
-            await self.keep_for_others(made, key)
+        self.sharing.push(made, KIND, key)
         return made
-
-    async def pulled(self, key: str, said: str) -> Artifact | None:
-        """What the remote has under `key`. What goes wrong there is told: it can be had otherwise."""
-        if self.remote is None:
-            return None
-        try:
-            pulled = await in_thread(self.remote.pull, self.store, KIND, key)
-            self.say(f"{said}: {'from' if pulled else 'not on'} store.remote")
-            return pulled
-        except RemoteFailed as failure:
-            self.say(f"not had from store.remote: {failure.line()} ({failure.hint})")
-            return None
-
-    async def keep_for_others(self, made: Artifact, key: str) -> None:
-        """Put an artifact on the remote. What goes wrong there is told: this sweep has what it needs."""
-        # A download of which nobody could say whether all is there is nobody else's.
-        if self.remote is None or made.meta.get("listed") is False:
-            return
-        try:
-            await in_thread(self.remote.push, made, KIND, key)
-        except RemoteFailed as failure:
-            self.say(f"not put on store.remote: {failure.line()} ({failure.hint})")
 
     async def find(self, key: str) -> Artifact | None:
         """The artifact, if every file is as it was when it was finished; a damaged one is removed."""

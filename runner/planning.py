@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
-from db import durations
+from db import durations, record
 from db import engine as database
 from db.output import markdown_table
 from db.scrub import scrub
@@ -73,7 +73,8 @@ def survey(cells: Sequence[Cell], settings: schema.Settings) -> Survey:
     """Plan every cell and look up what is there. Errors: `ConfigFailed`, `db.engine.DatabaseProblem`."""
     root, environments_root = job_root(settings)
     engine, store = database.open_database(settings.db.url), Store(root)
-    plans = asyncio.run(plan_all(cells, store, settings))
+    known = partial(record.reference_keys, engine)
+    plans = asyncio.run(plan_all(cells, store, settings, known))
     find = cache(lambda name, key: settings.rerun != "all" and store.find(name, key) is not None)
     estimate = cache(lambda stage, model: durations.median_seconds(engine, stage, model))
     taken: set[str] = set()
@@ -97,9 +98,9 @@ def survey(cells: Sequence[Cell], settings: schema.Settings) -> Survey:
     return Survey(planned, min(jobs_of(settings, cells), max(1, sum(p.runs for p in planned))), lacking)
 
 
-async def plan_all(cells: Sequence[Cell], store: Store, settings: schema.Settings) -> list[Plan | Failure]:
-    """The plan of each cell, or why there is none."""
-    planner = Planner(store, settings, Inspector(store.root))
+async def plan_all(cells: Sequence[Cell], store: Store, settings: schema.Settings, known) -> list[Plan | Failure]:
+    """The plan of each cell, or why there is none. known: see `Planner.known_references`."""
+    planner = Planner(store, settings, Inspector(store.root), known_references=known)
     with SweepProgress(len(cells)) as progress:
         progress.preparing("planning")
         return [await outcome_of(planner.plan(cell)) for cell in cells]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from db.record import NewResult, Provenance
+from db.record import NewResult, Provenance, loading_rows
 from db.scrub import scrub
 from runner import machine
+from runner.cell_stages import MEASUREMENT_VERSION
 from runner.cells import Cell
 from runner.checkpoints import CONFIG_DTYPES as DTYPE_WORDS
 from runner.failures import Failure
-from runner.plan import MEASUREMENT_VERSION, Plan
+from runner.plan import Plan
 from runner.stages import StageRun
 
 # Search options that an export can carry.
@@ -30,12 +31,18 @@ class Measured:
     noise: dict | None = None
     constants: dict | None = None
     constants_failures: Sequence[Failure] = ()  # why the constants could not be compared
+    loading: Sequence[dict] = ()  # what became of each key of the checkpoint, as `loading_of` gives it
 
 
 # The files of `Measured`, by the stage that writes them.
 FILES = {
     "compare": "comparison.json", "prompts": "prompts.json", "noise": "noise.json", "constants": "constants.json",
 }  # fmt: skip
+
+
+LOADING = "loading.json"
+# The stages that load the checkpoint and audit it.
+LOADERS = ("reference", "candidate")
 
 
 def success(plan: Plan, measured: Measured, runs: Sequence[StageRun], seconds: float) -> NewResult:
@@ -52,9 +59,11 @@ def success(plan: Plan, measured: Measured, runs: Sequence[StageRun], seconds: f
         "thresholds": compared["thresholds"],
         "files_dtype": files,
         "reference_dtype": reference.get("loaded_dtype"),
-        "candidate_dtype": export.get("loaded_dtype"),
+        "candidate_dtype": candidate.get("loaded_dtype") or export.get("loaded_dtype"),
         "layer_count": reference.get("layers"),
         "overridden": {side: found for side, found in overridden.items() if found},
+        "stand_in": candidate.get("stand_in") or export.get("stand_in"),
+        "timings": {name: value for side in (export, candidate) for name, value in side.get("timings", {}).items()},
         "peak_memory_bytes": peak_memory(runs),
     }
     inputs, noise = input_rows(plan, measured.prompts), noise_rows(plan, measured.noise)
@@ -62,22 +71,27 @@ def success(plan: Plan, measured: Measured, runs: Sequence[StageRun], seconds: f
     values["noise_key"] = noise[0]["noise_key"] if noise else None
     values["constants_key"] = constants[0]["constants_key"] if constants else None
     result = new_result(values, plan, runs, seconds, compared["prompts"])
-    return replace(result, findings=findings(measured, values), inputs=inputs, noise=noise, constants=constants)
+    told = findings(plan, measured, values)
+    return replace(result, findings=told, inputs=inputs, noise=noise, constants=constants, loading=measured.loading)
 
 
-def findings(measured: Measured, values: dict) -> list[dict]:
+def findings(plan: Plan, measured: Measured, values: dict) -> list[dict]:
     """The prompt audit's, and warnings about what was cast, loaded and cut."""
     said = {stage: measured.metas.get(stage, {}).get("findings", []) for stage in measured.metas}
-    audit = [*(measured.prompts or {}).get("findings", []), *said.get("candidate", [])]
+    told = [finding for stage in ("reference", "candidate") for finding in said.get(stage, [])]
+    audit = [*(measured.prompts or {}).get("findings", []), *(finding for finding in told if finding["prompt"])]
     found = [{"kind": "prompt", **finding} for finding in audit]
     warnings = [
         finding for stage in ("checkpoint", "export", "constants", "compare") for finding in said.get(stage, [])
     ]
+    warnings += [finding for finding in told if not finding["prompt"]]
     for failed in measured.constants_failures:
         evidence = f"they could not be compared: {scrub(failed.line())}"
         warnings.append({"prompt": None, "check": "constants", "evidence": evidence})
     for side, column in (("reference", "reference_dtype"), ("builder", "candidate_dtype")):
         files, loaded = values["files_dtype"], values[column]
+        if side == "builder" and not plan.overlay:
+            continue  # what it computes in was asked for
         if loaded and files != DTYPE_WORDS.get(loaded, loaded):
             asked = " (reference.compute_dtype)" if side == "reference" else ""
             evidence = f"the {side} loaded {DTYPE_WORDS.get(loaded, loaded)}{asked}, the files hold {files}"
@@ -87,9 +101,10 @@ def findings(measured: Measured, values: dict) -> list[dict]:
         said = ", ".join(f"{name} {value}" for name, value in lost.items())
         evidence = f"the checkpoint asks for {said}, and the export's genai_config.json does not"
         warnings.append({"prompt": None, "check": "generation_config", "evidence": evidence})
-    sides = {side: measured.metas.get(side, {}).get("sliding_layers") for side in ("reference", "export")}
-    if None not in sides.values() and sides["reference"] != sides["export"]:
-        evidence = f"sliding-window layers: {sides['reference']} in the reference, {sides['export']} in the export"
+    theirs = "export" if "export" in measured.metas else "candidate"
+    sides = {side: measured.metas.get(side, {}).get("sliding_layers") for side in ("reference", theirs)}
+    if None not in sides.values() and sides["reference"] != sides[theirs]:
+        evidence = f"sliding-window layers: {sides['reference']} in the reference, {sides[theirs]} in the {theirs}"
         warnings.append({"prompt": None, "check": "layer_types", "evidence": evidence})
     return found + [{"kind": "warning", **warning} for warning in warnings]
 
@@ -125,13 +140,18 @@ def noise_rows(plan: Plan, noise: dict | None) -> list[dict]:
     return rows + why
 
 
+def loading_of(plan: Plan, rows: Mapping[str, list[dict]]) -> list[dict]:
+    """What became of each key of the checkpoint, by the stage that loaded it; a made checkpoint's own first."""
+    made = loading_rows(plan.origin.key, plan.origin.loading) if plan.origin.loading else []
+    return made + [row for stage, found in rows.items() for row in loading_rows(plan.stages[stage].key, found)]
+
+
 def constant_rows(plan: Plan, constants: dict | None) -> list[dict]:
     """What the export holds beside what transformers computes, one row a constant and set of layers."""
+    if constants is None:
+        return []
     key = plan.stages["constants"].key
-    return [
-        {**constant, "constants_key": key, "position": n}
-        for n, constant in enumerate(constants["constants"] if constants else [])
-    ]
+    return [{**constant, "constants_key": key, "position": n} for n, constant in enumerate(constants["constants"])]
 
 
 def failure(
@@ -139,14 +159,14 @@ def failure(
     plan: Plan | None,
     runs: Sequence[StageRun],
     seconds: float,
-    audit: Sequence[dict] = (),
+    findings: Sequence[dict] = (),
     constants: dict | None = None,
-    warnings: Sequence[dict] = (),
+    loading: Sequence[dict] = (),
 ) -> NewResult:
     """A failed cell; `plan` is None where it failed before it had one.
 
-    audit: what was odd about its prompts; constants, warnings: what its export
-    holds, where it has one, and what is wrong with that.
+    findings: what its stages found before it failed; constants: what its export
+    holds, where it has one; loading: as in `Measured`.
     """
     evidence = failed.evidence
     values = {
@@ -161,14 +181,13 @@ def failure(
         "exit_code": evidence.exit_code,
         "signal": evidence.signal,
         "stderr_tail": scrub(evidence.stderr_tail or "") or None,
+        "stack_dump": scrub(evidence.stacks or "") or None,
         "peak_memory_bytes": evidence.peak_memory_bytes or peak_memory(runs),
     }
     rows = constant_rows(plan, constants) if plan else []
     values["constants_key"] = rows[0]["constants_key"] if rows else None
-    told = [
-        {"kind": kind, **finding} for kind, found in (("prompt", audit), ("warning", warnings)) for finding in found
-    ]
-    return replace(new_result(values, plan, runs, seconds), findings=told, constants=rows)
+    told = [{"kind": "prompt" if finding["prompt"] else "warning", **finding} for finding in findings]
+    return replace(new_result(values, plan, runs, seconds), findings=told, constants=rows, loading=loading)
 
 
 def new_result(
@@ -181,7 +200,8 @@ def new_result(
             "checkpoint_hash": plan.checkpoint.hash,
             "checkpoint_dtype": dtypes_of(plan),
             "prompts_key": plan.stages["prompts"].key if "prompts" in plan.stages else None,
-            "overlay_tree": plan.overlay.tree,
+            "model_key": plan.origin.key if plan.origin.loading else None,
+            "overlay_tree": plan.overlay.tree if plan.overlay else None,
         }
     return NewResult(
         values=values | {"seconds": seconds},
@@ -199,22 +219,23 @@ def provenance(cell: Cell, plan: Plan | None, failed: Failure | None = None) -> 
     """What a cell's export was made of; where there is no plan, what its failure knows of it."""
     if cell.config is None:
         return Provenance()
-    outcomes = plan.overlay.outcomes if plan else failed.outcomes if failed else ()
+    patched = plan.overlay if plan else None
+    outcomes = patched.outcomes if patched else failed.outcomes if failed else ()
     statuses = {outcome["status"] for outcome in outcomes}
     values: dict = {
-        "patch_hash": plan.overlay.patch_hash if plan else None,
-        "checkpoint_origin": plan.origin if plan else None,
+        "patch_hash": patched.patch_hash if patched else None,
+        "checkpoint_origin": plan.origin.said if plan else None,
         "patch_outcome": next((status for status in STRONGEST_FIRST if status in statuses), "none"),
     }
     source = plan.source if plan else failed.source if failed else None
     if source:
         values |= {"source": scrub(source.said), "source_commit": source.commit, "source_dirty": source.dirty}
         values["source_tree"] = source.tree
-    hashes = plan.overlay.change_hashes if plan else {}
+    hashes = patched.change_hashes if patched else {}
     changes = [{key: o[key] for key in ("change", "status", "detail")} for o in outcomes]
     overlay = None
-    if plan:
-        overlay = {"tree": plan.overlay.tree, "source_tree": plan.source.tree, "diff": plan.overlay.diff}
+    if patched:
+        overlay = {"tree": patched.tree, "source_tree": source.tree, "diff": patched.diff}
     return Provenance(values, [{**change, "hash": hashes.get(change["change"])} for change in changes], overlay)
 
 

@@ -15,12 +15,14 @@ from typing import Any, Dict, List, Optional
 from omegaconf import MISSING
 
 DTYPES = ("stored", "fp32", "bf16", "fp16")
+STAGES = ("all", "export", "candidate")
 ACTIONS = ("run", "plan", "constants", "sharding")
 RERUNS = ("none", "failed", "all")
 PRECISIONS = ("fp32", "fp16", "bf16", "int4", "int8")
 TEMPLATES = ("chat", "none")
 COMPUTE_DTYPES = ("float32", "float64", "bfloat16", "float16")
 AUDITS = ("warn", "strict")
+ATTENTIONS = ("eager", "sdpa")
 NOISE_VARIANTS = ("dtype", "attention", "threads", "passes")
 
 
@@ -180,11 +182,48 @@ class Patch:
 
 @dataclass
 class Backend:
-    """What runs the export."""
+    """What computes the candidate. Each backend has keys of its own: see `BACKENDS`."""
 
     name: str = MISSING
+
+
+@dataclass
+class Genai(Backend):
+    """ONNX Runtime GenAI runs the builder's export."""
+
     execution_provider: str = "cpu"
     extra_options: Dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Transformers(Backend):
+    """transformers once more, of `runtime`'s packages: another attention, dtype or version.
+
+    compute_dtype: of `COMPUTE_DTYPES`; None for the one that `precision` names.
+    """
+
+    attention: str = "sdpa"
+    compute_dtype: Optional[str] = None
+
+
+@dataclass
+class TpCpu(Backend):
+    """transformers divided among `tp` processes, as `runner.sharding` plans it.
+
+    gqa, vocabulary: see `runner.sharding.plan`. copy_buffers: false for a
+    loader that moves parameters only, as neuronx-distributed's does.
+    attention, compute_dtype: as in `Transformers`.
+    """
+
+    tp: int = 2
+    gqa: str = "replicate-layer"
+    vocabulary: str = "sharded"
+    copy_buffers: bool = True
+    attention: str = "eager"
+    compute_dtype: Optional[str] = None
+
+
+BACKENDS = {"genai": Genai, "transformers": Transformers, "tp_cpu": TpCpu}
 
 
 @dataclass
@@ -197,9 +236,10 @@ class Runtime:
 
 @dataclass
 class Reference:
-    """The packages and settings of the transformers side."""
+    """The packages and settings of the transformers side. cached: it is not computed, but found."""
 
     name: str = MISSING
+    cached: bool = False
     compute_dtype: str = "float32"
     attention: str = "eager"
     environment: Environment = field(default_factory=Environment)
@@ -266,10 +306,12 @@ class Env:
 
 @dataclass
 class Limits:
-    """Seconds after which a stage is a `timeout`, or, without using any CPU, `stalled`."""
+    """What ends a stage: seconds after which it is a `timeout`, or, without any of its processes using any CPU,
+    `stalled`; memory of all of them together, None for no limit."""
 
-    timeout: float = MISSING
-    stall: float = MISSING
+    timeout_seconds: float = MISSING
+    stall_seconds: float = MISSING
+    memory_gb: Optional[float] = None
 
 
 @dataclass
@@ -327,7 +369,8 @@ class Factors:
     builder: Builder = field(default_factory=Builder)
     # As the files in conf/patch/ have it; `runner.cells` makes a `Patch` of it.
     patch: Dict[str, Any] = field(default_factory=lambda: dict(PATCH_KEYS))
-    backend: Backend = field(default_factory=Backend)
+    # As the files in conf/backend/ have it; `runner.cells` makes one of `BACKENDS` of it.
+    backend: Dict[str, Any] = field(default_factory=dict)
     runtime: Runtime = field(default_factory=Runtime)
     reference: Reference = field(default_factory=Reference)
     prompts: Prompts = field(default_factory=Prompts)
@@ -353,6 +396,7 @@ class Settings:
     suspects: Any = field(default_factory=list)
     exclude: Any = field(default_factory=list)
     action: str = MISSING
+    stages: str = MISSING
     rerun: str = MISSING
     allow_failed: bool = MISSING
     jobs: Optional[int] = None
@@ -361,6 +405,7 @@ class Settings:
     env: Env = field(default_factory=Env)
     limits: Limits = field(default_factory=Limits)
     audit: str = MISSING
+    load_audit: str = MISSING
     noise: Noise = field(default_factory=Noise)
     verdict: Verdict = field(default_factory=Verdict)
     sharding: Sharding = field(default_factory=Sharding)

@@ -42,13 +42,15 @@ def of_cell(cell: Cell, tp: int, settings: schema.Sharding) -> tuple[str, bool]:
     if cell.failure:
         raise cell.failure
     assert cell.config is not None
-    config = config_of(cell.config)
-    plan = sharding.plan(config, tp, size_of(cell.config.dtype, config), settings.gqa, settings.vocabulary)
-    if cell.config.layers != "all":
-        plan = replace(plan, layers=plan.layers[: int(cell.config.layers)])
-    # Planned only where a refusal asks for them.
-    others = (sharding.plan(config, degree, 2, settings.gqa, settings.vocabulary) for degree in smaller(tp))
-    return told(plan, settings, others)
+    config, layers = config_of(cell.config), cell.config.layers
+    size = size_of(cell.config.dtype, config)
+
+    def at(degree: int) -> ShardingPlan:
+        plan = sharding.plan(config, degree, size, settings.gqa, settings.vocabulary)
+        return plan if layers == "all" else replace(plan, layers=plan.layers[: int(layers)])
+
+    # The others are planned only where a refusal asks for them.
+    return told(at(tp), settings, map(at, smaller(tp)))
 
 
 def smaller(tp: int) -> list[int]:

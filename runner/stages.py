@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from runner import environments
+from runner.cell_stages import Stage
 from runner.checkpoints import Checkpoint, stamp_of
 from runner.environments import Resolution
 from runner.failures import (
@@ -25,7 +26,8 @@ from runner.failures import (
     says_disk_full,
 )
 from runner.models import Recipe
-from runner.plan import Plan, Stage
+from runner.plan import Plan
+from runner.sharing import Sharing
 from runner.store import Artifact, Store
 from runner.workers import Task, TaskFailed, Workers
 
@@ -53,7 +55,7 @@ class StageRun:
 
 @dataclass(frozen=True)
 class Work:
-    """What a worker is to do: a stage's name, key and inputs, as the artifact has them, and its arguments."""
+    """What a worker is to do: a stage's name, key and inputs, as the artifact has them, its arguments and module."""
 
     name: str
     key: str
@@ -61,6 +63,7 @@ class Work:
     arguments: dict
     threads: int
     model_type: str
+    module: str = ""
 
 
 @dataclass
@@ -71,6 +74,7 @@ class Stages:
     environments_root: Path
     workers: Workers
     on_stage: Callable[[str, str], None] = lambda cell, stage: None
+    sharing: Sharing | None = None
     fresh: bool = False  # take only artifacts that this run made
     made: set[str] = field(default_factory=set)
     verified: set[str] = field(default_factory=set)
@@ -128,6 +132,7 @@ class Stages:
         found = self.find(stage)
         if found:
             runs.setdefault(name, StageRun(name, stage.key, True))
+            self.share(found, stage)
             return found
         if flight_key not in self.flights:
             task = asyncio.create_task(self.make(cell, plan, stage, runs))
@@ -138,7 +143,24 @@ class Stages:
         runs.setdefault(name, StageRun(name, stage.key, True))  # another cell of this run made it
         return artifact
 
+    def share(self, artifact: Artifact, stage: Stage) -> None:
+        if self.sharing:
+            self.sharing.push(artifact, stage.name, stage.key)
+
+    async def pull(self, stage: Stage, runs: dict[str, StageRun]) -> Artifact | None:
+        """The stage's artifact as another machine made it; what it stands on need not be here then."""
+        if self.sharing is None or self.sharing.remote is None or self.fresh:
+            return None
+        async with self.store.locked(f"{stage.name}-{stage.key}"):
+            pulled = self.find(stage) or await self.sharing.pull(stage.name, stage.key)
+        if pulled:
+            self.verified.add(stage.key)
+            runs[stage.name] = StageRun(stage.name, stage.key, True)
+        return pulled
+
     async def make(self, cell: str, plan: Plan, stage: Stage, runs: dict[str, StageRun]) -> Artifact:
+        if pulled := await self.pull(stage, runs):
+            return pulled
         made = await gather(self.produce(cell, plan, need, runs) for need in stage.needs)
         inputs = dict(zip(stage.needs, made, strict=True))
         arguments = stage.arguments(
@@ -151,8 +173,11 @@ class Stages:
             if found:  # another process was faster
                 runs[stage.name] = StageRun(stage.name, stage.key, True)
                 return found
-            work = Work(stage.name, stage.key, stage.inputs, arguments, plan.threads, plan.checkpoint.model_type)
-            return await self.perform(work, resolution, runs, partial(self.on_stage, cell), plan.checkpoint)
+            given = stage.inputs, arguments, plan.threads, plan.checkpoint.model_type, stage.module
+            work = Work(stage.name, stage.key, *given)
+            done = await self.perform(work, resolution, runs, partial(self.on_stage, cell), plan.checkpoint)
+        self.share(done, stage)
+        return done
 
     async def make_model(self, recipe: Recipe, key: str, resolution: Resolution) -> Artifact:
         """A checkpoint by a recipe; whoever asks holds the artifact's lock. Errors: `Failure`."""
@@ -178,7 +203,7 @@ class Stages:
                 out, own = draft / "out", draft / "work"
                 out.mkdir()
                 own.mkdir()
-                task = Task(work.name, work.arguments, out, own, work.threads, work.model_type)
+                task = Task(work.name, work.arguments, out, own, work.threads, work.model_type, work.module)
                 meta, evidence = await self.workers.run(python, task, say)
                 runs[work.name] = StageRun(work.name, work.key, False, evidence.seconds, evidence.peak_memory_bytes)
                 if checkpoint:
@@ -225,11 +250,20 @@ def as_failure(stage: str, failed: TaskFailed) -> Failure:
             **common,
         )
     if failed.reason == "timeout":
-        return TimedOut(f"{stage} took longer than allowed and was ended", hint="raise limits.timeout", **common)
+        return TimedOut(
+            f"{stage} took longer than allowed and was ended", hint="raise limits.timeout_seconds", **common
+        )
     if failed.reason == "stalled":
         return Stalled(
             f"{stage} used no CPU for longer than allowed and was ended",
-            hint="raise limits.stall if it only waits for something slow",
+            hint="python -m db show CELL has the stacks of its processes; raise limits.stall_seconds if it only waits",
+            **common,
+        )
+    if failed.reason == "memory":
+        return Killed(
+            f"{stage} needed more than limits.memory_gb and was ended",
+            error_type="MemoryLimit",
+            hint="raise limits.memory_gb, or take fewer layers",
             **common,
         )
     if failed.reason == "worker":

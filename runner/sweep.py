@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
@@ -32,6 +33,7 @@ from runner.failures import (
     Evidence,
     Failure,
     Fault,
+    LoadFailed,
     Preempted,
     PromptsFailed,
     RunFailed,
@@ -41,11 +43,14 @@ from runner.failures import (
 from runner.plan import Plan, Planner
 from runner.progress import SweepProgress
 from runner.recording import Measured
+from runner.sharing import Sharing
 from runner.stages import StageRun, Stages, gather
 from runner.store import Artifact, Store
 from runner.workers import Workers
 
 T = TypeVar("T")
+# How long a sweep that is interrupted goes on putting what is complete on the remote: a reclaim notice may give 30 s.
+LEAVE_SECONDS = 12.0
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,8 @@ def run(cells: Sequence[Cell], settings: schema.Settings, overrides: Sequence[st
         }
         for cell in cells
     ]
-    sweep_id, cell_ids = record.begin_sweep(engine, overrides, project_version(), entries, settings.action)
+    action = settings.action if settings.stages == "all" else settings.stages  # no comparison: not among the results
+    sweep_id, cell_ids = record.begin_sweep(engine, overrides, project_version(), entries, action)
     job = SweepJob(engine, settings, sweep_id, list(zip(cell_ids, cells, strict=True)))
     state = "failed"
     try:
@@ -109,7 +115,7 @@ def run(cells: Sequence[Cell], settings: schema.Settings, overrides: Sequence[st
         state = "done"
     except (KeyboardInterrupt, asyncio.CancelledError):
         state = "interrupted"
-        job.skip_rest("the sweep was interrupted")
+        job.skip_rest()
         raise Interrupted(sweep_id, job.in_order()) from None
     finally:
         record.end_sweep(engine, sweep_id, state)
@@ -148,16 +154,24 @@ class SweepJob:
         self.store.sweep_tmp()
         jobs = jobs_of(settings, [cell for _, cell in self.cells])
         workers = Workers(jobs, settings.limits, self.store.root / "logs", self.environments / "bytecode")
-        self.stages = Stages(self.store, self.environments, workers, self.progress.stage, fresh=settings.rerun == "all")
+        sharing = Sharing.of(self.store, settings, self.progress.say)
+        fresh = settings.rerun == "all"
+        self.stages = Stages(self.store, self.environments, workers, self.progress.stage, sharing, fresh)
         inspector = Inspector(self.store.root)
-        self.planner = Planner(self.store, settings, inspector, self.stages.make_model, self.progress.say)
+        self.planner = Planner(
+            self.store, settings, inspector, self.stages.make_model, self.progress.say, sharing,
+            partial(record.reference_keys, self.engine),
+        )  # fmt: skip
         with self.progress:
             try:
                 waiting = await self.plan_all()
                 self.progress.planned(len(waiting))
                 await in_parallel(waiting, self.run_cell, at_a_time=2 * jobs + 2)
+                await sharing.settle()
             except asyncio.CancelledError:
                 self.progress.say("interrupted: stopping")
+                self.skip_rest()  # first, since a machine that is reclaimed gives little time
+                await asyncio.gather(workers.close(), sharing.settle(LEAVE_SECONDS))
                 raise
             finally:
                 for task in self.stages.warming.values():
@@ -224,13 +238,17 @@ class SweepJob:
         metas = {stage: artifact.meta for stage, artifact in made.items()}
         if "compare" in made:
             refuse_disagreement(metas)
+        if self.settings.load_audit == "strict":
+            refuse_unloaded(metas)
         if self.settings.audit == "strict" and "candidate" in made:
             refuse_findings(made["candidate"])
         files = {stage: read_json(made[stage], file) for stage, file in recording.FILES.items() if stage in made}
-        return Measured(metas=metas, constants_failures=odd, **files)
+        return Measured(metas=metas, constants_failures=odd, loading=loading_of(plan, made), **files)
 
     async def constants_failures(self, name: str, plan: Plan, costs: dict[str, StageRun]) -> list[Failure]:
         """Compare the constants. What goes wrong there takes no logits away: it is told beside them."""
+        if "constants" not in plan.stages:
+            return []
         try:
             await self.stages.produce(name, plan, "constants", costs)
         except Failure as failure:
@@ -244,13 +262,14 @@ class SweepJob:
         return self.done(cell_id, cell, ending, found=False)
 
     def fail(self, cell_id: int, cell: Cell, failure: Failure, plan: Plan | None, runs, seconds: float) -> Ending:
-        staged = [plan.stages[name] for name in ("prompts", "candidate") if name in plan.stages] if plan else []
-        audited = [self.store.find(stage.name, stage.key) for stage in staged]
-        audit = [finding for artifact in audited if artifact for finding in artifact.meta.get("findings", ())]
-        held = self.store.find("constants", plan.stages["constants"].key) if plan else None
-        constants = read_json(held, recording.FILES["constants"]) if held else None
-        warnings = held.meta.get("findings", ()) if held else ()
-        new = recording.failure(failure, plan, runs, seconds, audit, constants, warnings)
+        stages = plan.stages.items() if plan else ()
+        telling = ("prompts", *recording.LOADERS, "constants")
+        found = {name: self.store.find(name, stage.key) for name, stage in stages if name in telling}
+        made = {name: artifact for name, artifact in found.items() if artifact}
+        told = [finding for name in telling if name in made for finding in made[name].meta.get("findings", ())]
+        constants = read_json(made["constants"], recording.FILES["constants"]) if "constants" in made else None
+        loading = loading_of(plan, made) if plan else []
+        new = recording.failure(failure, plan, runs, seconds, told, constants, loading)
         made_of = recording.provenance(cell, plan, failure)
         result = record.record_result(self.engine, cell_id, new, made_of)
         fault = isinstance(failure, Fault)
@@ -266,11 +285,13 @@ class SweepJob:
         self.progress.cell(cell.name(), ending.status, found, ending.error)
         return ending
 
-    def skip_rest(self, why: str) -> None:
+    def skip_rest(self) -> None:
         """A row for every cell that has none."""
         for cell_id, cell in self.cells:
             if cell_id not in self.rows:
-                failure = self.left_as(why, hint="run the same command again: it goes on from here")
+                failure = self.left_as(
+                    "the sweep was interrupted", hint="run the same command again: it goes on from here"
+                )
                 self.fail(cell_id, cell, failure, None, [], 0.0)
 
     def in_order(self) -> list[Row]:
@@ -286,22 +307,45 @@ def look_up(engine: Engine, settings: schema.Settings, plan: Plan) -> Ending | N
         return None
     if settings.audit == "strict" and record.audit_findings(engine, found.id):
         return None  # its prompts are there to fail it
+    if settings.load_audit == "strict" and record.loading_faults(engine, found.id):
+        return None
     return Ending(found.id, found.status, found.error_line or "", found.hint or "")
 
 
 def refuse_findings(artifact: Artifact) -> None:
     """Under ``audit=strict`` what is odd about a prompt is a failure. Errors: `PromptsFailed`."""
-    if found := artifact.meta.get("findings"):
+    if found := [finding for finding in artifact.meta.get("findings", ()) if finding["prompt"]]:
         said = ", ".join(f"{finding['prompt']}: {finding['check']}" for finding in found)
         raise PromptsFailed(said, error_type="PromptAudit", hint="mend the prompts, or run with audit=warn")
 
 
+def refuse_unloaded(metas: dict[str, dict]) -> None:
+    """What a loader left at its default, or filled with something else, is another model. Errors: `LoadFailed`."""
+    for side in recording.LOADERS:
+        if said := metas.get(side, {}).get("loading"):
+            raise LoadFailed(
+                f"{side}: {said}",
+                error_type="LoadAudit",
+                stage=side,
+                hint="python -m db loading CELL shows every key; load_audit=warn compares it all the same",
+                transient=True,  # under load_audit=warn it has numbers
+            )
+
+
+def loading_of(plan: Plan, made: dict[str, Artifact]) -> list[dict]:
+    """What became of each key of the checkpoint, where a stage audited it."""
+    files = {name: made[name].path / recording.LOADING for name in recording.LOADERS if name in made}
+    rows = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in files.items() if path.exists()}
+    return recording.loading_of(plan, rows)
+
+
 def refuse_disagreement(metas: dict[str, dict]) -> None:
     """Two sides that do not have the same number of layers are two models. Errors: `RunFailed`."""
-    counts = {side: metas[side].get("layers") for side in ("reference", "export")}
+    theirs = "export" if "export" in metas else "candidate"
+    counts = {side: metas.get(side, {}).get("layers") for side in ("reference", theirs)}
     if None not in counts.values() and len(set(counts.values())) > 1:
         raise RunFailed(
-            f"the reference has {counts['reference']} layers and the export {counts['export']}",
+            f"the reference has {counts['reference']} layers and the {theirs} {counts[theirs]}",
             error_type="LayersDisagree",
             hint="the builder did not export every layer of the checkpoint, or of what layers= left of it",
         )

@@ -26,6 +26,7 @@ import psutil
 from runner import paths
 from runner.failures import Evidence
 from runner.schema import Limits
+from runner.watchdog import watch
 
 LINE_LIMIT = 1 << 20
 TAIL_BYTES = 8000
@@ -35,7 +36,8 @@ START_SECONDS, LAUNCH_SECONDS, KILL_SECONDS = 900.0, 300.0, 10.0
 
 @dataclass(frozen=True)
 class Task:
-    """A stage to run: its name and arguments, the folder to fill, and a folder of its own."""
+    """A stage to run: its name and arguments, the folder to fill, and a folder of its own; the worker's module where
+    that is not the stage's name."""
 
     stage: str
     arguments: dict
@@ -43,10 +45,12 @@ class Task:
     work: Path
     threads: int
     model_type: str = ""
+    module: str = ""
 
     def request(self) -> dict:
         return {
             "stage": self.stage,
+            "module": self.module or self.stage,
             "arguments": self.arguments,
             "out": str(self.out),
             "work": str(self.work),
@@ -59,8 +63,8 @@ class TaskFailed(Exception):
     """A task that gave no result.
 
     reason: "error" (`error` is what the task wrote: type, message, hint,
-    frame), "ended" (it wrote nothing), "timeout", "stalled", or "worker"
-    (the worker itself ended).
+    frame), "ended" (it wrote nothing), "timeout", "stalled", "memory" (it had
+    to be ended), or "worker" (the worker itself ended).
     """
 
     def __init__(self, reason: str, evidence: Evidence, error: dict | None = None):
@@ -259,7 +263,7 @@ class Workers:
         fork = fork if fork is not None else hasattr(os, "fork")
         self.kind = ForkWorker if fork else ProcessWorker
         self.slots = asyncio.Semaphore(jobs)
-        self.timeout, self.stall = limits.timeout, limits.stall
+        self.limits = limits
         self.log_root, self.byte_code = log_root, byte_code
         self.workers: dict[Path, ForkWorker | ProcessWorker] = {}
         self.closed = False
@@ -288,18 +292,20 @@ class Workers:
             say(task.stage)
             pid, ended, kill = await worker.launch(task)
             try:
-                reason = await self.watch(pid, ended)
+                seen = await watch(pid, ended, self.limits, task.work / "log")
             except asyncio.CancelledError:
                 kill()
                 raise
-            if reason:
+            if seen.reason:
                 kill()
                 how = await self.end(worker, pid, ended)
             else:
                 how = await ended
-        evidence = Evidence(**how, stderr_tail=tail(task.work / "log"))
-        if reason:
-            raise TaskFailed(reason, evidence)
+        # A process counts its own memory only, and that of children that ended before it.
+        how["peak_memory_bytes"] = max(how["peak_memory_bytes"] or 0, seen.peak_bytes)
+        evidence = Evidence(**how, stderr_tail=tail(task.work / "log"), stacks=seen.stacks or None)
+        if seen.reason:
+            raise TaskFailed(seen.reason, evidence)
         if (task.work / "result.json").exists():
             return json.loads((task.work / "result.json").read_text(encoding="utf-8")), evidence
         if (task.work / "error.json").exists():
@@ -315,39 +321,12 @@ class Workers:
             worker.kill()
         return await ended
 
-    async def watch(self, pid: int, ended: asyncio.Future) -> str:
-        """Wait until the task ends, or until it must be ended: "timeout" or "stalled"."""
-        begun = moved = time.monotonic()
-        used = -1.0
-        while True:
-            done, _ = await asyncio.wait({ended}, timeout=min(1.0, self.timeout / 4, self.stall / 4))
-            now = time.monotonic()
-            if done:
-                return ""
-            spent = cpu_seconds(pid)
-            if spent > used + 0.01:
-                used, moved = spent, now
-            if now - begun > self.timeout:
-                return "timeout"
-            if now - moved > self.stall:
-                return "stalled"
-
     async def close(self) -> None:
         """End the workers for good: what still waits for its turn must not start new ones."""
         self.closed = True
         await asyncio.gather(*(worker.close() for worker in self.workers.values()))
         for worker in self.workers.values():
             worker.log.unlink(missing_ok=True)
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU time of a process and its children so far; 0 when it is gone."""
-    try:
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-        return sum(sum(member.cpu_times()[:2]) for member in family)
-    except psutil.Error:
-        return 0.0
 
 
 def kill_tree(pid: int) -> None:

@@ -50,6 +50,27 @@ def prompt(name: str, first: float, worst: float, identical: bool = True, sensib
     }
 
 
+def tensor(name: str = "model.layers.*.mlp.up_proj.weight", outcome: str = "cast", **more) -> dict:
+    """A row of a loader audit."""
+    return {
+        "loader": "transformers", "name": name, "layers": [0, 1, 2] if "*" in name else None,
+        "count": 3 if "*" in name else 1, "kind": "parameter", "outcome": outcome, "shape": [64, 128],
+        "held": [64, 128], "stored": "bfloat16", "loaded": "float32", "says": "",
+    } | more  # fmt: skip
+
+
+def with_loading(result: NewResult, key: str = "k", **sides: list[dict]) -> NewResult:
+    """A result with the loader audits of its sides, of "checkpoint" too; `key` tells its artifacts from others'."""
+    stages = [
+        {"stage": side, "key": f"{side}-{key}", "found": False, "seconds": 1.0, "peak_memory_bytes": 5}
+        for side in sides
+        if side != "checkpoint"
+    ]
+    made = f"checkpoint-{key}" if "checkpoint" in sides else None
+    rows = [row for side, found in sides.items() for row in record.loading_rows(f"{side}-{key}", found)]
+    return replace(result, values={**result.values, "model_key": made}, stages=stages, loading=rows)
+
+
 PATCH = Provenance({"patch_outcome": "applied"}, [{"change": "c", "status": "applied", "detail": "d"}])
 
 

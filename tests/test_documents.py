@@ -12,6 +12,7 @@ import audit
 import pytest
 from lab import ENVIRONMENTS, run_git
 
+from db import artifacts
 from runner import failures, paths
 
 DOCUMENTS = sorted([*paths.PROJECT.glob("*.md"), *paths.PROJECT.glob("docs/*.md")])
@@ -38,7 +39,16 @@ def test_every_status_is_documented():
 def test_every_shipped_patch_is_documented():
     text = (paths.PROJECT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
     names = {path.stem for path in (paths.CONF / "patch").glob("*.yaml")} - {"none", "pr", "diff", "file"}
-    assert names == set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    section = text.partition("\n## Patches\n")[2].partition("\n## ")[0]
+    assert names == set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+
+
+def test_every_outcome_of_the_loader_audit_is_documented():
+    text = (paths.PROJECT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    section = text.partition("\n## The loader audit\n")[2].partition("\n## ")[0]
+    assert set(artifacts.OUTCOMES) == {
+        word for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for word in re.findall(r"`(\w+)`", row)
+    }
 
 
 def test_no_file_names_a_registry_or_a_place_on_some_machine():

@@ -1,4 +1,16 @@
-"""Backends: what runs an export. One folder each, the same file names in every one."""
+"""Backends: what computes the candidate. One folder each, the same file names in every one.
+
+A backend's ``stages.py`` has
+
+- BUILDER: whether a builder makes its export. Without one there is no overlay,
+  and cells say ``none`` for builder and patch.
+- CONSTANTS: whether the export's constants can be read.
+- EXPORT, CANDIDATE: the modules of ``runner/worker/`` that run its stages;
+  EXPORT is None where the candidate needs none.
+- check(config): what types cannot check. Errors: `ConfigFailed`.
+- export_settings(config, checkpoint, layers), candidate_settings(config): what
+  goes into a stage's key and, as arguments, to the worker.
+"""
 
 from __future__ import annotations
 

@@ -23,9 +23,10 @@ def run(arguments: dict, out: str) -> dict:
     """Continue each prompt greedily, then force the reference's tokens, and save both to `out`.
 
     arguments: export (folder), checkpoint (folder, for the tokenizer), prompts
-    (path of prompts.json), reference (folder), end_tokens (list of int),
-    max_new_tokens, stop_at_end, threads, precision (of the export). Both sides
-    stop at the same tokens.
+    (path of prompts.json), reference (folder, or None: nothing is forced),
+    end_tokens (list of int, or None: the checkpoint's), max_new_tokens,
+    stop_at_end, threads, precision (of the export). Both sides stop at the
+    same tokens.
     """
     hint = HALF if arguments["precision"] in ("fp16", "bf16") else ""
     try:
@@ -37,7 +38,7 @@ def run(arguments: dict, out: str) -> dict:
     tokenizer = AutoTokenizer.from_pretrained(arguments["checkpoint"])
     with open(arguments["prompts"], encoding="utf-8") as file:
         prompts = json.load(file)["prompts"]
-    references = continuation.load(arguments["reference"])
+    references = continuation.references(arguments["reference"], prompts)
     try:
         compute(arguments, out, model, config, tokenizer, prompts, references)
     except RuntimeError as error:
@@ -50,11 +51,11 @@ def run(arguments: dict, out: str) -> dict:
 
 def compute(arguments: dict, out: str, model, config: dict, tokenizer, prompts: list, references: list) -> None:
     """Continue each prompt, and force the reference's tokens; `arguments` and `out` are those of `run`."""
-    ends = set(arguments["end_tokens"])
+    ends = continuation.ends(arguments)
     for index, (prompt, reference) in enumerate(zip(prompts, references, strict=True)):
         stops = ends if arguments["stop_at_end"] else set()
         tokens, logits = greedy(model, config["model"], prompt["ids"], stops, arguments["max_new_tokens"])
-        fed = forced(model, config["model"], prompt["ids"], reference["tokens"])
+        fed = forced(model, config["model"], prompt["ids"], reference["tokens"]) if reference else None
         continuation.save(out, index, prompt["name"], tokens, logits, tokenizer, ends, fed)
 
 

@@ -23,20 +23,18 @@ RTOL = {f"band_{k or 'all'}": rtol for k, (_, rtol) in BANDS.items()}
 def run(arguments: dict, out: str) -> dict:
     """Compare and write ``comparison.json`` to `out`.
 
-    arguments: reference, candidate, noise (folders; noise may be None), expect
+    arguments: reference, candidate, noise (folders; the first and the last may
+    be None: a candidate alone is only looked at), expect
     ({prompt name: text or None}), suspect (names of prompts that the audit
     found to be other than meant), thresholds ({"within", "broken"}: multiples
     of the noise floor). Returns what is odd about the whole in "findings".
     """
-    noise = noise_floors(arguments["noise"])
-    pairs = zip(
-        continuation.load(arguments["reference"]),
-        continuation.load(arguments["candidate"]),
-        strict=True,
-    )
-    prompts = [
-        compare_prompt(arguments, reference, candidate, noise.get(reference["name"])) for reference, candidate in pairs
-    ]
+    noise, candidates = noise_floors(arguments["noise"]), continuation.load(arguments["candidate"])
+    if arguments["reference"] is None:
+        prompts = [alone(arguments, candidate) for candidate in candidates]
+    else:
+        pairs = zip(continuation.load(arguments["reference"]), candidates, strict=True)
+        prompts = [compare_prompt(arguments, one, two, noise.get(one["name"])) for one, two in pairs]
     content = {"measurement": MEASUREMENT_VERSION, "thresholds": arguments["thresholds"], "prompts": prompts}
     with open(os.path.join(out, "comparison.json"), "w", encoding="utf-8") as file:
         json.dump(content, file)
@@ -73,6 +71,31 @@ def noise_floors(folder: str | None) -> dict[str, float]:
     with open(os.path.join(folder, "noise.json"), encoding="utf-8") as file:
         prompts = json.load(file)["prompts"]
     return {prompt["prompt"]: prompt["floor"] for prompt in prompts if prompt["floor"] is not None}
+
+
+def alone(arguments: dict, candidate: dict) -> dict:
+    """A prompt's columns where there is nothing to compare with: what the candidate said, and if it is sensible."""
+    word = outcome(candidate, arguments["expect"].get(candidate["name"]))
+    numbers = (
+        "first_logits_max_abs_diff", "logits_max_abs_diff", "forced_logits_max_abs_diff", "noise_floor", "noise_ratio",
+        "forced_noise_ratio", "reference_range",
+    )  # fmt: skip
+    vocabulary = continuation.logits(arguments["candidate"], candidate["logits"]).shape[1]
+    return {
+        "prompt": candidate["name"],
+        "metrics": {},
+        "steps": {},
+        **dict.fromkeys(numbers, number(None)),
+        **dict.fromkeys(("verdict", "parting", "within_bands", "sensible", "reference_outcome")),
+        "vocab": [0, int(vocabulary)],
+        "matched_tokens": 0,
+        "compared_tokens": 0,
+        "tokens_identical": False,
+        "candidate_sensible": sensible(word, candidate["name"] in arguments["suspect"]),
+        "outcome": word,
+        "reference_text": "",
+        "candidate_text": candidate["text"],
+    }
 
 
 def compare_prompt(arguments: dict, reference: dict, candidate: dict, floor: float | None) -> dict:

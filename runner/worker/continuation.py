@@ -43,6 +43,32 @@ def save(
         json.dump([*entries, entry], file, ensure_ascii=False)
 
 
+def references(folder: str | None, prompts: list[dict]) -> list[dict | None]:
+    """The reference's entries, one a prompt; None for each where there is no reference."""
+    return load(folder) if folder else [None] * len(prompts)
+
+
+def ends(arguments: dict) -> set[int]:
+    """The ids that end a continuation: the reference's, or where there is none the checkpoint's own."""
+    given = arguments["end_tokens"]
+    return end_tokens(arguments["checkpoint"]) if given is None else set(given)
+
+
+def end_tokens(folder: str) -> set[int]:
+    """The end-of-sequence ids that config.json and generation_config.json name."""
+    ends: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        path = os.path.join(folder, name)
+        if not os.path.exists(path):
+            continue
+        with open(path, encoding="utf-8") as file:
+            config = json.load(file)
+        for part in (config, config.get("text_config") or {}):
+            value = part.get("eos_token_id")
+            ends.update([value] if isinstance(value, int) else value or [])
+    return ends
+
+
 def likeliest(row: np.ndarray, tokenizer) -> list[list]:
     """The TOP largest logits of a row [vocab]: [id, token, logit]; a logit that is no number is None."""
     ids = [int(i) for i in top(np.nan_to_num(row, nan=-np.inf, posinf=np.inf, neginf=-np.inf), TOP)]

@@ -13,7 +13,9 @@ import math
 import os
 import re
 
+import gguf_loading
 import torch
+from loading_rows import fault_line
 from published import published_config
 from task import StageError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -91,6 +93,8 @@ def make(source: str, out: str) -> dict:
 
     reader = gguf.GGUFReader(source)
     refuse_unread(reader, model)
+    rows = gguf_loading.audit(reader, model, in_config=(FREQUENCIES, LONG, SHORT))
+    refuse_defaulted(name, rows)
     mend_special_tokens(tokenizer, reader)
     model.save_pretrained(out, safe_serialization=True)
     tokenizer.save_pretrained(out)
@@ -100,7 +104,8 @@ def make(source: str, out: str) -> dict:
         AutoConfig.from_pretrained(out)  # weights do not depend on what was rewritten; the class may refuse it
     except (ValueError, KeyError, TypeError) as error:
         raise refused(f"fields make no config ({error})") from error
-    return {"parameters": model.num_parameters(), "model_type": model.config.model_type}
+    told = {"parameters": model.num_parameters(), "model_type": model.config.model_type}
+    return {**told, "loading": fault_line(rows), "loading_rows": rows}
 
 
 def refuse_without_packages() -> None:
@@ -138,6 +143,12 @@ def refuse_unread(reader, model: torch.nn.Module) -> None:
         biases = sorted(tensor.name for tensor in reader.tensors if tensor.name.endswith(".bias"))
         named = f" (biases among them: {', '.join(biases[:3])})" if biases else ""
         raise refused(f"tensors have {there} numbers{named}, the model that is made has {sum(own.values())}")
+
+
+def refuse_defaulted(name: str, rows: list[dict]) -> None:
+    """Errors: `StageError` where the model holds other numbers than the file."""
+    if line := fault_line(rows):
+        raise StageError(f"transformers loads {name} wrongly: {line}", kind="LoadingDefaulted", hint=AS_FOLDER)
 
 
 def held_to(config: dict, reader) -> dict:

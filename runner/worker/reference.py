@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 
 import boundaries
+import loading
 import neutral
 import numpy as np
 import torch
-from continuation import save
+from continuation import end_tokens, save
 from task import StageError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -25,14 +25,15 @@ def run(arguments: dict, out: str) -> dict:
     forward pass, so nothing of the generation config takes part.
     """
     folder = arguments["checkpoint"]
-    model, loading = load(folder, arguments["compute_dtype"], arguments["attention"])
-    if missing := sorted(loading["missing_keys"]):
+    model, told = load(folder, arguments["compute_dtype"], arguments["attention"])
+    if missing := sorted(told["missing_keys"]):
         # transformers fills them with random numbers and a warning, and would be no reference at all.
         raise StageError(
             f"the checkpoint lacks {len(missing)} tensors of its model: {', '.join(missing[:5])}",
             kind="MissingTensors",
             hint="config.json and the weights do not belong together, or a shard is incomplete",
         )
+    audited = loading.audit(model, loading.Stored(folder), "transformers")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ends = end_tokens(folder)
     with open(arguments["prompts"], encoding="utf-8") as file:
@@ -42,22 +43,27 @@ def run(arguments: dict, out: str) -> dict:
         tokens, logits = greedy(model, prompt["ids"], stops, arguments["max_new_tokens"])
         crosses = boundaries.crosses(model.config.get_text_config(), len(prompt["ids"]), len(tokens))
         save(out, index, prompt["name"], tokens, logits, tokenizer, ends, one_pass_differs=crosses)
-    loaded = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
     return {
-        "loaded_dtype": ",".join(sorted(loaded)),
+        "loaded_dtype": dtype_of(model),
         "end_tokens": sorted(ends),
         "overridden": neutral.of_checkpoint(folder),
-        "unexpected_tensors": sorted(loading["unexpected_keys"])[:20],
+        "unexpected_tensors": sorted(told["unexpected_keys"])[:20],
         **layers_of(model.config.get_text_config()),
+        **loading.save(audited, out),
     }
 
 
 def load(folder: str, dtype: str, attention: str):
     """The model in `dtype` with this attention, and what transformers says of its loading."""
-    model, loading = AutoModelForCausalLM.from_pretrained(
+    model, told = AutoModelForCausalLM.from_pretrained(
         folder, dtype=DTYPES[dtype], attn_implementation=attention, output_loading_info=True
     )
-    return model.eval(), loading
+    return model.eval(), told
+
+
+def dtype_of(model) -> str:
+    """The dtypes of a model's parameters: "bfloat16", or several with commas."""
+    return ",".join(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()}))
 
 
 def layers_of(config) -> dict:
@@ -95,18 +101,3 @@ def forced(model, ids: list[int], tokens: list[int]) -> np.ndarray:
     # Only the continuation's rows, where the model can be told so: those of a long prompt would fill the memory.
     keep = {"logits_to_keep": len(tokens)} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     return model(input_ids=inputs, use_cache=False, **keep).logits[0, -len(tokens) :].double().numpy()
-
-
-def end_tokens(folder: str) -> set[int]:
-    """The end-of-sequence ids that config.json and generation_config.json name."""
-    ends: set[int] = set()
-    for name in ("config.json", "generation_config.json"):
-        path = os.path.join(folder, name)
-        if not os.path.exists(path):
-            continue
-        with open(path, encoding="utf-8") as file:
-            config = json.load(file)
-        for part in (config, config.get("text_config") or {}):
-            value = part.get("eos_token_id")
-            ends.update([value] if isinstance(value, int) else value or [])
-    return ends

@@ -83,7 +83,7 @@ class Server:
             return
         request = message["run"]
         self.warm_once(f"model {request['model_type']}", warm.model, request["model_type"])
-        if request["stage"] == "export":  # a release's overlays import the same packages
+        if "overlay" in request["arguments"]:  # a release's overlays import the same packages
             self.warm_once("builder", warm.builder_imports, request["arguments"]["overlay"])
         gc.freeze()  # a child's collector then neither looks at nor copies what is here already
         started = time.monotonic()

@@ -1,6 +1,6 @@
 """One task: run a stage's function and leave its result, or its error, as JSON.
 
-A request is ``{"stage", "arguments", "out", "work", "threads"}``. `out` is the
+A request is ``{"stage", "module", "arguments", "out", "work", "threads"}``. `out` is the
 folder that becomes the artifact; `work` is the task's own: temporary folder,
 builder cache, ``log`` (both streams) and ``result.json`` or ``error.json``.
 Run as ``python task.py REQUEST.json`` where there is no fork.
@@ -8,15 +8,20 @@ Run as ``python task.py REQUEST.json`` where there is no fork.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
 import traceback
 
-STAGES = ("model", "checkpoint", "prompts", "reference", "noise", "export", "constants", "candidate", "compare")
+MODULES = (
+    "model", "checkpoint", "prompts", "reference", "noise", "export", "constants", "candidate", "compare",
+    "transformers_candidate", "shards", "tp_candidate",
+)  # fmt: skip
 
 OF_THE_STORE = re.compile(r"[^\s'\"]*/(?:model|checkpoint)/[0-9a-f]{64}")
 
@@ -35,9 +40,11 @@ def perform(request: dict) -> int:
     log = os.open(os.path.join(work, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    if hasattr(signal, "SIGUSR1"):  # a watcher without py-spy asks so for the stacks of a task that hangs
+        faulthandler.register(signal.SIGUSR1)
     try:
         settle(work, request["threads"])
-        stage = importlib.import_module(module_of(request["stage"]))
+        stage = importlib.import_module(module_of(request["module"]))
         result = stage.run(request["arguments"], request["out"])
     except BaseException as error:  # whatever ends a stage is its result
         traceback.print_exc()
@@ -47,10 +54,10 @@ def perform(request: dict) -> int:
     return 0
 
 
-def module_of(stage: str) -> str:
-    if stage not in STAGES:
-        raise ValueError(f"stage {stage!r} is not one of {', '.join(STAGES)}")
-    return stage
+def module_of(name: str) -> str:
+    if name not in MODULES:
+        raise ValueError(f"module {name!r} is not one of {', '.join(MODULES)}")
+    return name
 
 
 def settle(work: str, threads: int) -> None:

@@ -5,28 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import pytest
-from hydra import initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.plugins import Plugins
+from composing import sweep_of
 from hydra.types import RunMode
-from hydra_plugins.paritylab import ParitylabSweeper
 
 from runner import cells, compose, paths, releases, schema
 from runner.failures import ConfigFailed
-
-
-@pytest.fixture(scope="module")
-def loader():
-    Plugins.instance().register(ParitylabSweeper)
-    ConfigStore.instance().store(name="schema", node=schema.Config, provider="paritylab")
-    with initialize_config_dir(str(paths.CONF), version_base="1.3"):
-        yield GlobalHydra.instance().config_loader()
-
-
-def sweep_of(loader, *arguments: str) -> list[cells.Cell]:
-    master = loader.load_configuration("config", list(arguments), run_mode=RunMode.MULTIRUN)
-    return compose.compose_sweep(loader, master, list(arguments))
 
 
 def alone(loader, *arguments: str) -> cells.Cell:
@@ -138,7 +121,7 @@ def test_what_reaches_inside_a_factor_is_told(loader):
         "backend.extra_options.a=1 reference.attention=eager", "backend.extra_options.a=1 reference.attention=sdpa",
     ]  # fmt: skip
     assert swept[0].hash != swept[1].hash
-    (plain,) = sweep_of(loader, "model=path", "model.path=/a", "dtype=bf16", "limits.stall=5")
+    (plain,) = sweep_of(loader, "model=path", "model.path=/a", "dtype=bf16", "limits.stall_seconds=5")
     assert plain.options == ""
 
 

@@ -19,6 +19,7 @@ from runner.environments import Resolution
 from runner.failures import CheckpointFailed, ConfigFailed
 from runner.models import Models, NotHere
 from runner.remote import Remote
+from runner.sharing import Sharing
 from runner.store import Store
 
 LLAMA = paths.PROJECT / "checkpoints" / "tiny_llama"
@@ -48,12 +49,18 @@ def models_of(root: Path, remote: str | None = None, makes: bool = True) -> Mode
         return RESOLUTION
 
     store = Store(root)
-    there = Remote(remote) if remote else None
-    return Models(store, there, Inspector(root), resolve, Maker(store) if makes else None)
+    sharing = Sharing(store, Remote(remote) if remote else None)
+    return Models(store, sharing, Inspector(root), resolve, Maker(store) if makes else None)
 
 
 def origin(found: Models, config: schema.Factors, constants: bool = False) -> models.Origin:
-    return asyncio.run(found.origin(config, constants))
+    async def to_the_end():
+        try:
+            return await found.origin(config, constants)
+        finally:
+            await found.sharing.settle()
+
+    return asyncio.run(to_the_end())
 
 
 def test_a_folder_is_taken_as_it_is(tmp_path):
@@ -96,7 +103,7 @@ def test_what_is_here_already_goes_to_a_remote_that_is_set_later(tmp_path):
 
 def test_a_remote_that_fails_is_told_and_done_without(tmp_path):
     found, said = models_of(tmp_path, "nonsense://x"), []
-    found.say = said.append
+    found.sharing.say = said.append
     assert origin(found, factors(family="llama")).path.is_dir()
     assert any("not had from store.remote" in text for text in said)
     assert any("not put on store.remote" in text for text in said)

@@ -14,12 +14,13 @@ from db import engine as database
 from db.models import FACTORS, Cell, Result, StageRun, Sweep
 from db.query import sweep_rows
 from runner import main, planning, schema
+from runner.cell_stages import VERSIONS, Stage
 from runner.cells import Cell as Asked
 from runner.checkpoints import Checkpoint
 from runner.environments import Resolution
 from runner.failures import ConfigFailed, Fault, PatchFailed
 from runner.overlays import Overlay
-from runner.plan import VERSIONS, Plan, Stage
+from runner.plan import Plan
 from runner.sources import Source
 from runner.store import Store
 
@@ -32,8 +33,9 @@ NEEDS = {
 @pytest.fixture
 def settings(tmp_path) -> schema.Settings:
     given = {
-        "action": "plan", "rerun": "none", "audit": "warn", "allow_failed": False, "jobs": 2,
-        "limits": {"timeout": 1, "stall": 1},
+        "action": "plan", "rerun": "none", "stages": "all", "audit": "warn", "load_audit": "warn",
+        "allow_failed": False, "jobs": 2,
+        "limits": {"timeout_seconds": 1, "stall_seconds": 1},
         "verdict": {"within": 1, "broken": 2, "precision_within": 1, "precision_broken": 2},
         "store": {"root": str(tmp_path / "store")}, "db": {"url": str(tmp_path / "x.db")},
     }  # fmt: skip
@@ -64,7 +66,7 @@ def plan_of(patch: str) -> Plan:
 
 
 def survey_of(monkeypatch, settings, *pairs) -> planning.Survey:
-    async def plan_all(cells, store, settings):
+    async def plan_all(cells, store, settings, known):
         return [plan for _, plan in pairs]
 
     monkeypatch.setattr(planning, "plan_all", plan_all)

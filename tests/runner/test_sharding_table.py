@@ -26,6 +26,14 @@ def test_what_does_not_fit_is_refused_and_says_what_would(lab):
     assert done.returncode == 1 and "DOES NOT FIT a core of 12 GB" in done.stdout
 
 
+def test_what_else_would_fit_is_planned_for_the_same_dtype_and_layers(lab):
+    asked = ("action=sharding", "model=gemma4_31b", "dtype=fp32", "sharding.host_gb=300")
+    assert "take TP 4, which needs about 276 GB, or take fewer layers (layers=56)" in lab.run(*asked).stdout
+    # Of six layers other degrees are planned with six layers too.
+    cut = lab.run("action=sharding", "model=gemma4_31b", "layers=6", "sharding.host_gb=22")
+    assert "take TP 4, which needs about 21.7 GB, or take fewer layers (layers=5)" in cut.stdout
+
+
 def test_several_models_and_degrees(lab):
     done = lab.run(
         "action=sharding", "model=tiny_gemma3,gemma4_e2b", "sharding.tp=[1,2]", "sharding.host_gb=100", "layers=all,2"

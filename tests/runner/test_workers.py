@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from dataclasses import replace
@@ -19,6 +20,7 @@ import psutil
 import pytest
 from continuation import save
 
+from runner import watchdog
 from runner import workers as workers_module
 from runner.schema import Limits
 from runner.workers import Task, TaskFailed, Workers, clean_environment
@@ -64,11 +66,11 @@ def fork(request):
     return request.param
 
 
-def with_workers(tmp_path, fork, use, timeout=60.0, stall=60.0, jobs=2):
+def with_workers(tmp_path, fork, use, timeout=60.0, stall=60.0, jobs=2, memory=None):
     """Run `use(workers)` and close the workers whatever happens."""
 
     async def main():
-        workers = Workers(jobs, Limits(timeout, stall), tmp_path / "logs", tmp_path / "bytecode", fork=fork)
+        workers = Workers(jobs, Limits(timeout, stall, memory), tmp_path / "logs", tmp_path / "bytecode", fork=fork)
         try:
             return await use(workers)
         finally:
@@ -149,6 +151,25 @@ def test_a_task_that_never_ends_is_ended(tmp_path, fork, task, limits, reason):
         with_workers(tmp_path, fork, lambda w: w.run(PYTHON, task(waiting=True), print), **limits)
     assert caught.value.reason == reason
     assert caught.value.evidence.signal == "SIGKILL"
+
+
+@pytest.mark.parametrize("spy", [True, False], ids=["py-spy", "no py-spy"])
+def test_a_stall_has_the_stacks_of_its_processes(tmp_path, task, monkeypatch, spy):
+    if spy:
+        assert shutil.which("py-spy", path=str(PYTHON.parent))
+    else:
+        monkeypatch.setattr(watchdog.shutil, "which", lambda *_, **__: None)
+    with pytest.raises(TaskFailed) as caught:
+        with_workers(tmp_path, True, lambda w: w.run(PYTHON, task(waiting=True), print), stall=0.5)
+    stacks = caught.value.evidence.stacks
+    assert "sleeping" in stacks and "s of CPU" in stacks
+    assert "continuation.py" in stacks and ("perform (task.py" if spy else "in perform") in stacks
+
+
+def test_a_task_beyond_its_memory_is_ended(tmp_path, task):
+    with pytest.raises(TaskFailed) as caught:
+        with_workers(tmp_path, True, lambda w: w.run(PYTHON, task(waiting=True), print), memory=1e-6)
+    assert caught.value.reason == "memory" and caught.value.evidence.peak_memory_bytes > 1e6
 
 
 def test_a_killed_worker_fails_its_tasks_and_the_next_gets_a_new_one(tmp_path, task):

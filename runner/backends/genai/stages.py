@@ -1,15 +1,19 @@
-"""What the export and the candidate of ONNX Runtime GenAI are made of.
-
-Each function gives the settings that are hashed into the stage's key and
-handed to the worker as arguments.
-"""
+"""What the export and the candidate of ONNX Runtime GenAI are made of."""
 
 from __future__ import annotations
 
 from runner import schema
+from runner.checkpoints import Checkpoint
+
+BUILDER = CONSTANTS = True
+EXPORT, CANDIDATE = "export", "candidate"
 
 
-def export_settings(config: schema.Factors) -> dict:
+def check(config: schema.Factors) -> None:
+    """Whatever the types admit the builder may be asked for."""
+
+
+def export_settings(config: schema.Factors, checkpoint: Checkpoint, layers: int | None) -> dict:
     return {
         "precision": config.precision,
         "execution_provider": config.backend.execution_provider,

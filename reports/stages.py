@@ -1,0 +1,80 @@
+"""Sweeps of one stage: what exports were made (``stages=export``), or what candidates said (``stages=candidate``).
+
+Nothing was compared, so these cells are in no table of results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from db import detail, query
+from db.engine import open_database
+from db.output import markdown_table
+from reports import notes
+from reports.sweep import ALWAYS, failure_text
+from reports.table import NAMES, number, shown_names
+
+ACTIONS = ("export", "candidate")
+EXPORTED = ("Export", "Seconds", "Peak memory", "Measured", "Artifact")
+SAID = ("Prompt", "Outcome", "Text")
+
+
+def collect(db: str | None, sweep: str = "latest") -> dict[str, Any]:
+    """The report as data: {"sweep": its row, "rows": a dict a cell, "said": {result: prompts}, "exports": {result:
+    stage}}. Errors: `query.NotInDatabase`."""
+    engine = open_database(db, create=False)
+    sweep_id = query.sweep_id(engine, sweep, ACTIONS)
+    (about,) = [row for row in query.sweep_rows(engine) if row["sweep"] == sweep_id]
+    rows = notes.with_findings(engine, query.cell_rows(engine, sweep=sweep_id))
+    results = sorted({row["result"] for row in rows if row["result"]})
+    said = {
+        result: [{"prompt": p.prompt, "outcome": p.outcome, "text": p.candidate_text} for p in prompts]
+        for result, prompts in detail.prompts_of(engine, results).items()
+    }
+    exports = detail.stages_of(engine, results, "export")
+    engine.dispose()
+    return {"sweep": about, "rows": rows, "said": said, "exports": exports}
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The table, and a line for each thing that a reader of it must know."""
+    rows = report["rows"]
+    if not rows:
+        return "No cells."
+    shown = shown_names(rows, ALWAYS)
+    candidates = any(report["said"].values())
+    body = []
+    for row in rows:
+        head = ["" if row[name] is None else row[name] for name in ("cell", *shown)]
+        body += [head + columns for columns in columns_of(row, report, candidates)]
+    fixed = ", ".join(f"{name} {rows[0][name]}" for name in NAMES if name not in shown and rows[0][name])
+    lines = [f"All cells: {fixed}.", "Nothing was compared: the full sweep finds these and goes on from there."]
+    lines += [f"Made by the stand-in {row['stand_in']}: cell {row['cell']}." for row in rows if row["stand_in"]]
+    lines += notes.findings(rows) + notes.failures(rows)
+    header = ["cell", *shown, *(SAID if candidates else EXPORTED)]
+    return "\n".join([markdown_table(header, body), "", *(f"- {line}" for line in lines)])
+
+
+def columns_of(row: Mapping[str, Any], report: Mapping[str, Any], candidates: bool) -> list[list[str]]:
+    """A cell's columns right of its factors: a line a prompt of a candidate, one of an export or a failure."""
+    if row["status"] != "ok":
+        return [[failure_text(row), *[""] * ((len(SAID) if candidates else len(EXPORTED)) - 1)]]
+    if candidates:
+        return [[said["prompt"], said["outcome"], said["text"]] for said in report["said"].get(row["result"], [])]
+    stage = report["exports"].get(row["result"], {})
+    seconds = stage.get("seconds")
+    measured = ", ".join(f"{name} {number(value)}" for name, value in (row["timings"] or {}).items())
+    return [
+        [
+            "found" if stage.get("found") else "made",
+            "" if seconds is None else number(seconds),
+            gigabytes(stage.get("peak_memory_bytes")),
+            measured,
+            stage.get("artifact", ""),
+        ]
+    ]
+
+
+def gigabytes(size: int | None) -> str:
+    return "" if size is None else f"{size / 1e9:.3g} GB"

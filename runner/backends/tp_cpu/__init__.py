@@ -1,0 +1,1 @@
+"""transformers, divided among processes of this machine."""

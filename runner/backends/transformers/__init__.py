@@ -1,0 +1,1 @@
+"""transformers as the candidate."""

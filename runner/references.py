@@ -1,0 +1,49 @@
+"""``reference=cached``: a reference that was computed before, here or elsewhere, whatever packages this machine has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from runner.cell_stages import Stage
+from runner.failures import ReferenceFailed
+from runner.sharing import Sharing
+from runner.store import Artifact, Store
+
+STAGES = ("prompts", "reference", "noise")
+
+
+async def find(
+    store: Store, sharing: Sharing, known: Iterable[Mapping[str, str]], stages: Mapping[str, Stage]
+) -> dict[str, dict]:
+    """The inputs of the prompts, reference and noise stages, as they were when a fitting reference was computed.
+
+    known: keys of these stages of earlier results, newest first. One fits if
+    it was made of the same: only the packages may be others. Errors:
+    `ReferenceFailed` where there is none.
+    """
+    wanted = [stages[name] for name in STAGES if name in stages]
+    for keys in known:
+        found = await asyncio.gather(*(artifact_of(store, sharing, stage.name, keys) for stage in wanted))
+        pairs = list(zip(wanted, found, strict=True))
+        if all(artifact and fits(stage, artifact) for stage, artifact in pairs):
+            return {stage.name: artifact.manifest["inputs"] for stage, artifact in pairs if artifact}
+    raise ReferenceFailed(
+        "reference=cached: no earlier reference of this checkpoint, these prompts and this noise is here",
+        hint="compute it where that can be done, with the same db.url and store.remote: backend=transformers runs no"
+        " export; or leave reference=cached out",
+        transient=True,
+    )
+
+
+async def artifact_of(store: Store, sharing: Sharing, name: str, keys: Mapping[str, str]) -> Artifact | None:
+    """A stage's artifact, from the store or the remote."""
+    if name not in keys:
+        return None
+    return store.find(name, keys[name]) or await sharing.pull(name, keys[name])
+
+
+def fits(stage: Stage, artifact: Artifact) -> bool:
+    """Whether an artifact was made of what the stage would be made of."""
+    inputs = artifact.manifest.get("inputs")
+    return isinstance(inputs, dict) and Stage(stage.name, inputs, "", (), stage.arguments).loosely == stage.loosely

@@ -1,0 +1,170 @@
+"""Backends: what is a cell's own where there is no builder, and what each of them computes."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+from composing import sweep_of
+from lab import artifacts, results, table_of, worst_first_diff
+
+from runner import backends, schema
+
+
+def test_each_backend_has_its_folder_and_its_keys():
+    assert set(backends.NAMES) == set(schema.BACKENDS)
+    for name in backends.NAMES:
+        module = backends.stages(name)
+        for part in ("BUILDER", "CONSTANTS", "EXPORT", "CANDIDATE", "check", "export_settings", "candidate_settings"):
+            assert hasattr(module, part), f"{name} has no {part}"
+
+
+@pytest.mark.parametrize("backend", ["transformers", "tp_cpu"])
+def test_a_backend_without_a_builder_says_none(loader, backend):
+    cells = sweep_of(loader, f"backend={backend}", "builder=0.14.1,0.18.0", "patch=none,rope_fix")
+    assert {(c.factors["builder"], c.factors["patch"]) for c in cells} == {("none", "none")}
+    assert len({cell.hash for cell in cells}) == 1
+    (with_options,) = sweep_of(
+        loader, f"backend={backend}", "builder=main", "builder.ref=abc", "backend.attention=eager"
+    )
+    assert with_options.options == "backend.attention=eager" and with_options.failure is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said", "hint"),
+    [
+        (["backend=transformers", "precision=int4"], "has no int4", "allowed: fp32, bf16, fp16"),
+        (["backend=transformers", "backend.attention=flash"], "'flash' is not allowed", "allowed: eager, sdpa"),
+        (["backend=transformers", "backend.compute_dtype=int8"], "'int8'", "allowed: null, float32"),
+        (["backend=transformers", "precision=bf16", "backend.compute_dtype=float64"], "contradict", "one of them"),
+        (["backend=transformers", "runtime=builder"], "has no builder", "name a runtime"),
+        (["backend=tp_cpu", "backend.tp=0"], "backend.tp: 0 is not allowed", "1 to 64"),
+        (["backend=tp_cpu", "backend.gqa=x"], "'x' is not allowed", "replicate-layer"),
+        (["backend=tp_cpu", "backend.tp=two"], "backend.tp", ""),
+        (["backend=tp_cpu", "+backend.extra_options={a: 1}"], "backend.extra_options", "copy_buffers"),
+        (["+backend.tp=2"], "backend.tp: backend=genai has no such key", "extra_options"),
+    ],
+)
+def test_a_bad_backend_says_what_is_allowed(loader, overrides, said, hint):
+    # Swept, so that it is the cell's failure and not the command's.
+    (cell, _) = sweep_of(loader, *overrides, "threads=1,2")
+    assert cell.failure and said in cell.failure.message and hint in cell.failure.hint
+
+
+def test_a_key_of_another_backend_fails_its_cells_alone(loader):
+    cells = sweep_of(loader, "backend=genai,tp_cpu", "backend.tp=2,4")
+    assert [bool(cell.failure) for cell in cells] == [True, True, False, False]
+
+
+@pytest.fixture(scope="module")
+def whole(shared_lab, rope) -> list[dict]:
+    """transformers beside itself: another attention, other dtypes, another version."""
+    for overrides in (
+        ("backend.attention=eager,sdpa", "backend.compute_dtype=float32,float64"),
+        ("precision=bf16",),
+        ("backend.compute_dtype=bfloat16",),
+        ("runtime=transformers_4.57.6", "backend.attention=eager"),
+    ):
+        done = shared_lab.run("backend=transformers", *overrides)
+        assert done.returncode == 0, done.stderr
+    return [row for row in results(shared_lab) if row["backend"] == "transformers"]
+
+
+@pytest.mark.slow
+def test_transformers_beside_itself_is_identical_and_within_the_noise(whole):
+    own = [row for row in whole if row["precision"] == "fp32" and "bfloat16" not in row["options"]]
+    assert len(own) == 5 * 5
+    assert {row["tokens_identical"] for row in own} == {True} and {row["verdict"] for row in own} == {"within_noise"}
+    assert {(row["builder"], row["patch"]) for row in whole} == {("none", "none")}
+    same = [row for row in own if row["options"] == "backend.attention=eager backend.compute_dtype=float32"]
+    assert worst_first_diff(same) == 0
+
+
+@pytest.mark.slow
+def test_another_dtype_is_held_to_what_was_asked(whole):
+    by_precision = [row for row in whole if row["precision"] == "bf16"]
+    assert {row["verdict"] for row in by_precision} == {"within_noise"}
+    by_dtype = [row for row in whole if row["options"] == "backend.compute_dtype=bfloat16"]
+    assert worst_first_diff(by_dtype) == worst_first_diff(by_precision) > 1e-3
+    assert {row["verdict"] for row in by_dtype} & {"broken", "elevated"}
+
+
+@pytest.mark.slow
+def test_nothing_is_exported_and_no_constants_are_read(shared_lab, whole):
+    database = sqlite3.connect(shared_lab.db)
+    used = database.execute(
+        "SELECT DISTINCT stage FROM stage_run JOIN cell USING (result_id) WHERE backend = 'transformers'"
+    )
+    assert {stage for (stage,) in used} == {"prompts", "reference", "noise", "candidate", "compare"}
+    done = shared_lab.run("backend=transformers", "action=constants")
+    assert done.returncode == 2 and "has no constants to compare" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def trap(shared_lab, rope):
+    """The second search's finding, in one command."""
+    done = shared_lab.run("+experiment=broken_prompt")
+    assert done.returncode == 0, done.stderr
+    return done, results(shared_lab, "--sweep", "latest")
+
+
+def rows_of(rows: list[dict], prompts: str, copied: bool) -> list[dict]:
+    option = f"backend.copy_buffers={str(copied).lower()}"
+    found = [row for row in rows if row["prompts"] == prompts and option in row["options"]]
+    assert len(found) == 5
+    return found
+
+
+@pytest.mark.slow
+def test_the_trap_a_match_on_nonsense(trap):
+    done, rows = trap
+    nonsense = rows_of(rows, "handwritten", copied=True)
+    assert all(row["tokens_identical"] and row["sensible"] is False for row in nonsense)
+    assert {row["verdict"] for row in nonsense} == {"within_noise"}
+    assert "5 of 5 (5 on nonsense)" in table_of(done)[0]
+    assert "split_marker" in done.stdout and "<|turn>" in done.stdout  # the audit says which markers it has
+
+
+@pytest.mark.slow
+def test_the_trap_the_real_template_and_the_lost_buffers(trap):
+    done, rows = trap
+    right = rows_of(rows, "five", copied=True)
+    assert all(row["tokens_identical"] and row["sensible"] and row["candidate_sensible"] for row in right)
+    lost = rows_of(rows, "five", copied=False)
+    assert not any(row["tokens_identical"] for row in lost) and worst_first_diff(lost) > 1
+    assert "model.layers.*.layer_scalar" in done.stdout and "keep their default" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_trap_compiles_nothing_again(shared_lab, trap):
+    exports = sqlite3.connect(shared_lab.db).execute(
+        "SELECT key, count(*) FROM stage_run JOIN cell USING (result_id) WHERE stage = 'export' AND sweep_id ="
+        " (SELECT max(sweep_id) FROM cell WHERE backend = 'tp_cpu' AND prompts = 'handwritten') GROUP BY key"
+    )
+    assert sorted(count for _, count in exports) == [2, 2]
+    before = artifacts(shared_lab, "export")
+    assert shared_lab.run("+experiment=broken_prompt", "max_new_tokens=3").returncode == 0
+    assert artifacts(shared_lab, "export") == before
+
+
+@pytest.mark.slow
+def test_a_lost_buffer_is_an_error_by_default(shared_lab, trap):
+    asked = ("model=tiny_gemma4", "backend=tp_cpu", "backend.copy_buffers=false")
+    done = shared_lab.run(*asked)
+    assert done.returncode == 1
+    assert "load_failed" in done.stdout and "model.layers.*.layer_scalar" in done.stdout
+    again = shared_lab.run(*asked, "load_audit=warn")  # has numbers, which the failure does not hide
+    assert again.returncode == 0, again.stdout
+    assert shared_lab.run(*asked).returncode == 1  # nor they it
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [2, 4])
+def test_the_plan_run_for_real_is_within_the_noise(shared_lab, trap, tp):
+    done = shared_lab.run("model=tiny_gemma4", "backend=tp_cpu", f"backend.tp={tp}")
+    assert done.returncode == 0, done.stderr
+    rows = results(shared_lab, "--sweep", "latest")
+    assert {row["verdict"] for row in rows} == {"within_noise"} and all(row["tokens_identical"] for row in rows)
+    printed = shared_lab.call("db", "loading", str(rows[0]["cell"])).stdout
+    for outcome in ("sharded", "replicated", "copied", "cast", "computed"):
+        assert outcome in printed
