@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -35,6 +36,8 @@ from runner.workers import Task, TaskFailed, Workers
 TRANSIENT = ("MemoryError", "KeyboardInterrupt", "BlockingIOError", "OSError", "PermissionError")
 # Errors that say more about what failed than the stage that met them.
 NAMED_FAILURES = {"LoadFailed": LoadFailed, "RemoteCode": CheckpointFailed}
+# From how much on a stage's room on the disk is looked at beforehand.
+MUCH_BYTES = 100 * 10**6
 OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "Too many open files")
 
 
@@ -55,7 +58,8 @@ class StageRun:
 
 @dataclass(frozen=True)
 class Work:
-    """What a worker is to do: a stage's name, key and inputs, as the artifact has them, its arguments and module."""
+    """What a worker is to do: a stage's name, key and inputs, as the artifact has them, its arguments and module, and
+    about how much it will write."""
 
     name: str
     key: str
@@ -64,6 +68,7 @@ class Work:
     threads: int
     model_type: str
     module: str = ""
+    disk_bytes: int = 0
 
 
 @dataclass
@@ -173,7 +178,7 @@ class Stages:
             if found:  # another process was faster
                 runs[stage.name] = StageRun(stage.name, stage.key, True)
                 return found
-            given = stage.inputs, arguments, plan.threads, plan.checkpoint.model_type, stage.module
+            given = stage.inputs, arguments, plan.threads, plan.checkpoint.model_type, stage.module, stage.disk_bytes
             work = Work(stage.name, stage.key, *given)
             done = await self.perform(work, resolution, runs, partial(self.on_stage, cell), plan.checkpoint)
         self.share(done, stage)
@@ -198,6 +203,7 @@ class Stages:
     ) -> Artifact:
         """Run a stage's work in an environment, and put what comes out into the store. Errors: `Failure`."""
         python = await self.interpreter(resolution)
+        refuse_without_room(work, self.store.root)
         try:
             with self.store.draft(work.name) as draft:
                 out, own = draft / "out", draft / "work"
@@ -217,6 +223,24 @@ class Stages:
             if failed.error.get("type") in ("ImportError", "ModuleNotFoundError"):
                 await self.blame_environment(failure, python, resolution)
             raise failure from failed
+
+
+def refuse_without_room(work: Work, root: Path) -> None:
+    """A stage that is known to write much is not begun where that does not fit: hours later it would fail all the same.
+
+    Errors: the stage's failure.
+    """
+    if work.disk_bytes < MUCH_BYTES:
+        return
+    free = shutil.disk_usage(root).free
+    if work.disk_bytes > free:
+        raise STAGE_FAILURES[work.name](
+            f"{work.name} will write about {work.disk_bytes / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free in {root}",
+            stage=work.name,
+            error_type="DiskFull",
+            hint=DISK_FULL_HINT,
+            transient=True,
+        )
 
 
 def refuse_changed(checkpoint: Checkpoint) -> None:

@@ -21,8 +21,11 @@ import psutil
 from runner.processes import in_thread
 from runner.schema import Limits
 
-# How often a task is looked at, and how much of a CPU's second counts as work.
-EVERY_SECONDS, WORK_SECONDS = 1.0, 0.01
+# How often a task is looked at.
+EVERY_SECONDS = 1.0
+# What share of one CPU is no work: the threads of a process that only waits wake up now and then. And the least of it
+# that a system's clock can tell.
+IDLE_SHARE, TICKS_SECONDS = 0.01, 0.02
 DUMP_SECONDS = 10.0
 MOST_STACK_BYTES = 60_000
 
@@ -41,7 +44,7 @@ async def watch(pid: int, ended: asyncio.Future, limits: Limits, log: Path) -> W
     """Wait until a task ends, or until it must be ended. log: where its own output goes."""
     found = Watched()
     begun = moved = time.monotonic()
-    used = -1.0
+    used, idle = 0.0, max(TICKS_SECONDS, IDLE_SHARE * limits.stall_seconds)
     most = limits.memory_gb * 1e9 if limits.memory_gb else None
     every = min(EVERY_SECONDS, limits.timeout_seconds / 4, limits.stall_seconds / 4)
     while True:
@@ -52,7 +55,8 @@ async def watch(pid: int, ended: asyncio.Future, limits: Limits, log: Path) -> W
         if len(family) > 1 or most:
             found.peak_bytes = max(found.peak_bytes, memory_bytes(family))
         spent = cpu_seconds(family)
-        if spent > used + WORK_SECONDS:
+        # Processes that ended take their time with them.
+        if not used <= spent <= used + idle:
             used, moved = spent, now
         if most and found.peak_bytes > most:
             found.reason = "memory"

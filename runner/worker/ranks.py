@@ -28,8 +28,8 @@ TIMEOUT = timedelta(minutes=30)
 LEFT = re.compile(r"by peer|gloo|broken pipe", re.IGNORECASE)
 
 
-def run(number: int, threads: int, work: Callable[[int], dict]) -> tuple[list[dict], list[int]]:
-    """What `work(rank)` returns in each of `number` processes, as JSON holds it, and each one's peak memory in bytes.
+def run(number: int, threads: int, work: Callable[[int], dict]) -> list[dict]:
+    """What `work(rank)` returns in each of `number` processes, as JSON holds it.
 
     threads: of each rank. Errors: `StageError` of the rank that failed first: its error's type, and in the message
     which rank it was.
@@ -53,10 +53,10 @@ def run(number: int, threads: int, work: Callable[[int], dict]) -> tuple[list[di
             if pid == 0:
                 become(rank, joined, folder, parent)
             running[pid] = rank
-        memory = wait(running, folder)
+        wait(running, folder)
     finally:
         end(running)
-    return [read(folder, rank, "result") for rank in range(number)], [memory[rank] for rank in range(number)]
+    return [read(folder, rank, "result") for rank in range(number)]
 
 
 def join(rank: int, number: int, threads: int, folder: str) -> None:
@@ -101,20 +101,19 @@ def become(rank: int, work: Callable[[int], dict], folder: str, parent: int) -> 
         os._exit(code)  # the stage's clean-up is not a rank's to run
 
 
-def wait(running: dict[int, int], folder: str) -> dict[int, int]:
-    """Wait for the processes, by id, of these ranks. Returns each rank's peak memory. Errors: `StageError`."""
-    number, memory = len(running), {}
+def wait(running: dict[int, int], folder: str) -> None:
+    """Wait for the processes, by id, of these ranks. Errors: `StageError`."""
+    number = len(running)
     while running:
-        pid, status, usage = os.wait4(-1, 0)
+        pid, status = os.wait()
         if pid not in running:
             continue
         rank = running.pop(pid)
-        memory[rank] = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         if status:
             failures = [failure(folder, rank, status)]
             # Those that have ended as well, before the rest are made to.
             for other in list(running):
-                done, status, _ = os.wait4(other, os.WNOHANG)
+                done, status = os.waitpid(other, os.WNOHANG)
                 if done and status:
                     failures.append(failure(folder, running[other], status))
                 if done:
@@ -123,7 +122,6 @@ def wait(running: dict[int, int], folder: str) -> dict[int, int]:
             end(running)
             failures += [said for rank in ended.values() if (said := read(folder, rank, "error"))]
             raise first(failures, number)
-    return memory
 
 
 def end(running: dict[int, int]) -> None:

@@ -13,6 +13,7 @@ import ranks
 import shards
 import torch.distributed as distributed
 import tp_model
+from reference import dtype_of, layers_of
 from torch.distributed.device_mesh import init_device_mesh
 from transformers_candidate import continue_all
 
@@ -20,27 +21,26 @@ from transformers_candidate import continue_all
 def run(arguments: dict, out: str) -> dict:
     """Continue each prompt greedily, then force the reference's tokens, and save both to `out`.
 
-    arguments: export (folder of the shards), checkpoint, reference (folders), prompts (path of prompts.json),
-    end_tokens (list of int), max_new_tokens, stop_at_end, compute_dtype, attention, threads (of each rank), copied
-    (whether buffers were copied into the shards). This process computes nothing. Returns {"ranks",
-    "peak_memory_bytes" (of all ranks together; what they share is counted in each), "load_seconds" (the slowest
-    rank's), "first_token_seconds" (of the first prompt), "decode_tokens_per_second"}, and what the audit found.
+    arguments: export (folder of the shards), checkpoint (folder), reference (folder, or None: nothing is forced),
+    prompts (path of prompts.json), end_tokens (list of int, or None: the checkpoint's), max_new_tokens, stop_at_end,
+    compute_dtype, attention, threads (of each rank), copied (whether buffers were copied into the shards). This process
+    computes nothing. Returns "timings" ("load_seconds" of the slowest rank, "first_token_seconds" of the first prompt,
+    "decode_tokens_per_second"), what the audit found, and the dtype and layers that were loaded.
     """
     with open(os.path.join(arguments["export"], "plan.json"), encoding="utf-8") as file:
         plan = json.load(file)
-    results, memory = ranks.run(plan["tp"], arguments["threads"], lambda rank: compute(rank, plan, arguments, out))
+    results = ranks.run(plan["tp"], arguments["threads"], lambda rank: compute(rank, plan, arguments, out))
     audited = loading.merged([result["loading"] for result in results])
+    load = max(result["load_seconds"] for result in results)
     return {
-        "ranks": plan["tp"],
-        "peak_memory_bytes": sum(memory),
-        "load_seconds": max(result["load_seconds"] for result in results),
-        **results[0]["speed"],
+        "timings": {"load_seconds": load, **results[0]["speed"]},
+        **results[0]["model"],
         **loading.save(audited, out),
     }
 
 
 def compute(rank: int, plan: dict, arguments: dict, out: str) -> dict:
-    """What one rank does. Returns {"loading": rows, "load_seconds", "speed"}; rank 0 saves."""
+    """What one rank does. Returns {"loading": rows, "load_seconds", "speed", "model"}; rank 0 saves."""
     started = time.perf_counter()
     mesh = init_device_mesh("cpu", (plan["tp"],))
     model = tp_model.build(arguments["checkpoint"], arguments["compute_dtype"], arguments["attention"])
@@ -57,9 +57,10 @@ def compute(rank: int, plan: dict, arguments: dict, out: str) -> dict:
     passes = timed(model)
     with open(arguments["prompts"], encoding="utf-8") as file:
         prompts = json.load(file)["prompts"]
-    references = continuation.load(arguments["reference"])
+    references = continuation.references(arguments["reference"], prompts)
     continue_all(model, arguments, prompts, references, None if rank else out)
-    return {"loading": rows, "load_seconds": seconds, "speed": speed(passes)}
+    about = {"loaded_dtype": dtype_of(model), **layers_of(model.config.get_text_config())}
+    return {"loading": rows, "load_seconds": seconds, "speed": speed(passes), "model": about}
 
 
 def follow_the_first(model, inputs, output):

@@ -52,3 +52,24 @@ def test_nothing_is_computed_where_all_is_on_the_remote(lab: Lab, rope, tmp_path
     done = lab.run(*asked, f"store.root={tmp_path / 'other'}", f"db.url={tmp_path / 'other.db'}")
     assert done.returncode == 0, done.stderr
     assert "worker starts" not in done.stderr and "from store.remote" in done.stderr
+
+
+@pytest.fixture
+def stalled(lab: Lab, rope) -> dict:
+    """The row of a cell of which one rank was stopped: the other waits for it, as in a deadlock of collectives."""
+    process = start(lab, "model=tiny_gemma4", "backend=tp_cpu", "max_new_tokens=500", "prompts=five_unstopped",
+                    "limits.stall_seconds=4", "noise.variants=[]")  # fmt: skip
+    ranks = wait_for(lambda: len(found := children_at_work(lab, "candidate")) >= 2 and found, process)
+    max(ranks, key=lambda rank: rank.pid).suspend()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1, out + err
+    (cell,) = results(lab)
+    return cell | {"shown": lab.call("db", "show", str(cell["cell"])).stdout}
+
+
+def test_a_deadlock_is_stalled_and_the_row_has_the_stacks_of_all_its_processes(stalled):
+    assert stalled["status"] == "stalled"
+    assert "used no CPU for longer than allowed" in stalled["error"]
+    shown = stalled["shown"]
+    assert "stack_dump" in shown and "stopped" in shown  # the rank that hangs
+    assert "torch/distributed" in shown  # and what the other waits in

@@ -110,13 +110,13 @@ def test_gemma4_on_two_and_four_ranks_and_without_its_buffers(run, tmp_path):
     two, four, without = run(checkpoint, plans, texts())
     for found, number in ((two, 2), (four, 4)):
         assert max(found["free"], found["forced"]) < 1e-5
-        assert found["identical"] and found["ranks"] == number
+        assert found["identical"] and (found["layers"], found["loaded_dtype"]) == (6, "float32")
         assert (found["loading"], found["findings"]) == ("", [])
         assert len(found["made"]["buffers_copied"]) == 6
         assert found["made"]["sliding_layers"] == [0, 1, 3, 4] and found["made"]["loaded_dtype"] == "float32"
         assert found["made"]["bytes_per_rank"] == [plan(config, number, bytes_per_parameter=4).rank_bytes] * number
-        assert found["peak_memory_bytes"] > number * 50 * 2**20
-        assert all(found[name] > 0 for name in ("load_seconds", "first_token_seconds", "decode_tokens_per_second"))
+        measured = ("load_seconds", "first_token_seconds", "decode_tokens_per_second")
+        assert all(found["timings"][name] > 0 for name in measured)
         outcomes = {row["name"]: row["outcome"] for row in found["rows"]}
         assert outcomes["model.layers.*.layer_scalar"] == "copied"
         assert {outcomes[f"model.{name}.weight"] for name in ("embed_tokens", "layers.*.mlp.up_proj")} == {"sharded"}
@@ -263,7 +263,7 @@ for work in (raises, foreseen, killed, leaves, works):
     pid = os.fork()
     if pid == 0:
         try:
-            said = ranks.run(3, 1, work)[0]
+            said = ranks.run(3, 1, work)
         except StageError as error:
             said = [error.kind, str(error), error.hint]
         pathlib.Path("said.json").write_text(json.dumps([said, no_child_is_left()]))
