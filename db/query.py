@@ -27,14 +27,14 @@ RESULT_COLUMNS = (
     "first_logits_max_abs_diff", "logits_max_abs_diff", "matched_tokens", "compared_tokens",
     "tokens_identical", "match", "forced_logits_max_abs_diff", "noise_floor", "noise_ratio", "verdict",
     "sensible", "candidate_sensible", "outcome", "within_bands", "precision", "reference", "max_new_tokens",
-    "threads", "options",
+    "threads", "options", "stand_in",
 )  # fmt: skip
 SWEEP_COLUMNS = ("sweep", "started", "seconds", "state", "cells", "found", "ok", "failed", "skipped", "command")
 CELL_COLUMNS = (
     "sweep", "cell", *FACTORS, "options", "source", "status", "error", "found", "patch_outcome", "first_diff_least",
     "first_diff_largest", "diff_largest", "forced_diff_largest", "noise_floor_largest", "multiple_largest",
     "verdict", "identical_count", "nonsense_count", "prompts_count", "sensible_count", "candidate_sensible_count",
-    "files_dtype", "reference_dtype", "candidate_dtype", "measurement_version", "seconds",
+    "files_dtype", "reference_dtype", "candidate_dtype", "stand_in", "measurement_version", "seconds",
 )  # fmt: skip
 HISTORY_COLUMNS = (
     "builder", *(factor for factor in FACTORS if factor != "builder"), "options", "changed", "status",
@@ -186,6 +186,7 @@ def cell_part(cell: Cell, result: Result | None) -> dict[str, Any]:
     row["patch_outcome"] = cell.patch_outcome
     row |= {"error": result.error_line if result else None, "hint": result.hint if result else None}
     row["created"] = result.created if result else None
+    row["stand_in"] = result.stand_in if result else None
     row["error_frame"] = result.error_frame if result else None
     return row
 

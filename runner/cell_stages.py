@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
 
@@ -42,7 +42,8 @@ class Stage:
     needs: stages whose artifacts `arguments` turns into the worker's arguments.
     role: whose environment it runs in. module: of the worker, where it is not
     the stage's own name. disk_bytes: about how much it writes, where that is
-    known to be much.
+    known to be much. refusal: asked just before it is made: why this machine
+    cannot, or None.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Stage:
     arguments: Callable[[Paths, Metas], dict]
     module: str = ""
     disk_bytes: int = 0
+    refusal: Callable[[], str | None] = lambda: None
 
     @cached_property
     def key(self) -> str:
@@ -205,6 +207,7 @@ def export(parts: Parts) -> Stage:
         role, parts.made,
         lambda paths, meta: {**sources, "checkpoint": parts.folder(paths), **given},
         parts.backend.EXPORT,
+        refusal=partial(parts.backend.host_refusal, parts.config, parts.checkpoint, parts.layers),
         disk_bytes=parts.bytes_as(parts.config.precision if overlay else "stored"),
     )  # fmt: skip
 

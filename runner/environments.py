@@ -149,7 +149,7 @@ async def existing(store: Store, settings: Env) -> Resolution:
     if not python.is_file() or not os.access(python, os.X_OK):
         raise EnvFailed(f"env.python: {python} is no interpreter", hint="name its executable: .../bin/python")
     facts = await interpreter_facts(python)
-    needed = {"torch", "transformers", "onnxruntime-genai"}
+    needed = {"torch", "transformers"}  # a backend's own packages are its own to ask for
     brought = {canonicalize_name(Requirement(extra).name) for extra in settings.extras}
     if lacking := sorted(needed - set(facts["packages"]) - brought):
         raise EnvFailed(f"env.python: {python} has no {', '.join(lacking)}", hint="lay them over it with env.extras")

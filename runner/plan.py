@@ -29,7 +29,7 @@ from runner import (
 from runner.cell_stages import Parts, Stage, needed, stages_of
 from runner.cells import Cell
 from runner.environments import Resolution
-from runner.failures import ConfigFailed, Failure
+from runner.failures import ConfigFailed, EnvFailed, Failure
 from runner.models import Maker, Models, Origin
 from runner.processes import in_thread
 from runner.sharing import Sharing
@@ -151,6 +151,7 @@ class Planner:
         except Failure as failure:
             failure.source = source  # its row says of what builder it is
             raise
+        refuse_lacking(config.backend.name, backend, resolutions["runtime"])
         parts = Parts(config, self.settings, backend, checkpoint, layers, resolutions, overlay)
         results = results_of(self.settings, config.backend.name, backend)
         stages = stages_of(parts)
@@ -158,6 +159,13 @@ class Planner:
             stages = stages_of(parts, await self.find_cached(checkpoint, stages))
         stages = needed(stages, results)
         return Plan(stages, results, checkpoint, origin, resolutions, source, overlay, config.threads)
+
+
+def refuse_lacking(name: str, backend: ModuleType, resolution: Resolution) -> None:
+    """Errors: `EnvFailed` where the runtime's environment lacks what a backend runs on."""
+    if lacking := [package for package in backend.REQUIRES if package not in resolution.packages]:
+        where = f"env.python={resolution.base}" if resolution.base else "the runtime's environment"
+        raise EnvFailed(f"backend={name} needs {', '.join(lacking)}, and {where} has none", hint=backend.LACKING)
 
 
 def results_of(settings: schema.Settings, name: str, backend: ModuleType) -> tuple[str, ...]:

@@ -162,6 +162,7 @@ def failure(
     findings: Sequence[dict] = (),
     constants: dict | None = None,
     loading: Sequence[dict] = (),
+    stand_in: str | None = None,
 ) -> NewResult:
     """A failed cell; `plan` is None where it failed before it had one.
 
@@ -173,6 +174,7 @@ def failure(
         "status": failed.status,
         "final": failed.final,
         "measurement_version": MEASUREMENT_VERSION,
+        "stand_in": stand_in,
         "failed_stage": failed.stage,
         "error_type": failed.error_type or None,
         "error": scrub(failed.message),

@@ -274,8 +274,8 @@ class Prompts:
 class Store:
     """Folders of artifacts and sources, and of environments; None for the defaults.
 
-    remote: any fsspec URL, where downloaded and made checkpoints are put, and
-    looked for before they are downloaded or made.
+    remote: any fsspec URL, where what is downloaded or made is put, and looked
+    for before.
     """
 
     root: Optional[str] = None

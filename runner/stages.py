@@ -178,6 +178,8 @@ class Stages:
             if found:  # another process was faster
                 runs[stage.name] = StageRun(stage.name, stage.key, True)
                 return found
+            if why := stage.refusal():
+                raise STAGE_FAILURES[stage.name](why, stage=stage.name, error_type="HostMemory", transient=True)
             given = stage.inputs, arguments, plan.threads, plan.checkpoint.model_type, stage.module, stage.disk_bytes
             work = Work(stage.name, stage.key, *given)
             done = await self.perform(work, resolution, runs, partial(self.on_stage, cell), plan.checkpoint)

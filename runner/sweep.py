@@ -263,13 +263,15 @@ class SweepJob:
 
     def fail(self, cell_id: int, cell: Cell, failure: Failure, plan: Plan | None, runs, seconds: float) -> Ending:
         stages = plan.stages.items() if plan else ()
-        telling = ("prompts", *recording.LOADERS, "constants")
+        telling = ("prompts", "export", *recording.LOADERS, "constants")
         found = {name: self.store.find(name, stage.key) for name, stage in stages if name in telling}
         made = {name: artifact for name, artifact in found.items() if artifact}
-        told = [finding for name in telling if name in made for finding in made[name].meta.get("findings", ())]
+        metas = [made[name].meta for name in telling if name in made]
+        told = [finding for meta in metas for finding in meta.get("findings", ())]
+        stand_in = next((meta["stand_in"] for meta in metas if meta.get("stand_in")), None)
         constants = read_json(made["constants"], recording.FILES["constants"]) if "constants" in made else None
         loading = loading_of(plan, made) if plan else []
-        new = recording.failure(failure, plan, runs, seconds, told, constants, loading)
+        new = recording.failure(failure, plan, runs, seconds, told, constants, loading, stand_in)
         made_of = recording.provenance(cell, plan, failure)
         result = record.record_result(self.engine, cell_id, new, made_of)
         fault = isinstance(failure, Fault)

@@ -7,9 +7,13 @@ A backend's ``stages.py`` has
 - CONSTANTS: whether the export's constants can be read.
 - EXPORT, CANDIDATE: the modules of ``runner/worker/`` that run its stages;
   EXPORT is None where the candidate needs none.
+- REQUIRES: packages that the runtime's environment must have; LACKING: what to
+  do where it has not.
 - check(config): what types cannot check. Errors: `ConfigFailed`.
 - export_settings(config, checkpoint, layers), candidate_settings(config): what
   goes into a stage's key and, as arguments, to the worker.
+- host_refusal(config, checkpoint, layers): why this machine cannot make the
+  export, or None; asked just before it is made. Not where EXPORT is None.
 """
 
 from __future__ import annotations

@@ -15,7 +15,17 @@ def test_each_backend_has_its_folder_and_its_keys():
     assert set(backends.NAMES) == set(schema.BACKENDS)
     for name in backends.NAMES:
         module = backends.stages(name)
-        for part in ("BUILDER", "CONSTANTS", "EXPORT", "CANDIDATE", "check", "export_settings", "candidate_settings"):
+        for part in (
+            "BUILDER",
+            "CONSTANTS",
+            "EXPORT",
+            "CANDIDATE",
+            "REQUIRES",
+            "LACKING",
+            "check",
+            "export_settings",
+            "candidate_settings",
+        ):
             assert hasattr(module, part), f"{name} has no {part}"
 
 

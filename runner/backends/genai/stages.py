@@ -7,6 +7,7 @@ from runner.checkpoints import Checkpoint
 
 BUILDER = CONSTANTS = True
 EXPORT, CANDIDATE = "export", "candidate"
+REQUIRES, LACKING = ("onnxruntime-genai",), "lay it over the interpreter with env.extras"
 
 
 def check(config: schema.Factors) -> None:
@@ -23,3 +24,7 @@ def export_settings(config: schema.Factors, checkpoint: Checkpoint, layers: int 
 
 def candidate_settings(config: schema.Factors) -> dict:
     return {"threads": config.threads}
+
+
+def host_refusal(config: schema.Factors, checkpoint: Checkpoint, layers: int | None) -> None:
+    """Nothing is known beforehand of the memory that its export needs."""

@@ -12,6 +12,7 @@ from runner.failures import ConfigFailed
 
 BUILDER = CONSTANTS = False
 EXPORT, CANDIDATE = "shards", "tp_candidate"
+REQUIRES, LACKING = ("transformers",), "lay it over the interpreter with env.extras"
 
 
 def check(config: schema.Factors) -> None:
@@ -38,3 +39,7 @@ def export_settings(config: schema.Factors, checkpoint: Checkpoint, layers: int 
 
 def candidate_settings(config: schema.Factors) -> dict:
     return {**whole.candidate_settings(config), "copied": config.backend.copy_buffers}
+
+
+def host_refusal(config: schema.Factors, checkpoint: Checkpoint, layers: int | None) -> None:
+    """Nothing is known beforehand of the memory that its export needs."""
