@@ -130,14 +130,18 @@ def read(config: Mapping[str, Any]) -> Model:
 
 
 class Span(NamedTuple):
-    """A dimension that is divided: its length, what each rank holds, and the zeros among what all ranks hold."""
+    """A dimension: its length, what each rank holds, and the zeros among what all ranks hold.
+
+    divided: ranks hold other parts of it, though each may hold as much as there is (repeated KV heads).
+    """
 
     length: int
     held: int
     zeros: int = 0
+    divided: bool = False
 
     def times(self, factor: int) -> Span:
-        return Span(*(factor * n for n in self))
+        return Span(factor * self.length, factor * self.held, factor * self.zeros, self.divided)
 
 
 class Heads(NamedTuple):
@@ -187,9 +191,10 @@ def make_tensor(
     padding = sum(elements // span.length * span.zeros for span in spans)
     copies = tp * on_rank - elements - padding
     if word != "tied":
-        word = word or ("column" if shape[0] != held[0] or spans[0].zeros else "row")
+        word = word or ("column" if shape[0] != held[0] or spans[0].zeros or spans[0].divided else "row")
         word = ("padded " if padding else "") + ("repeated " if copies else "") + word
-        word = "whole" if tp == 1 else "replicated" if shape == held and not padding else word
+        alike = shape == held and not padding and not any(span.divided for span in spans)
+        word = "whole" if tp == 1 else "replicated" if alike else word
     size = (math.ceil(elements * width), math.ceil(on_rank * width))
     return Tensor(name, shape, held, word, kind, elements, on_rank, padding, copies, *size)
 
@@ -209,7 +214,7 @@ def attention(
     query, kv = laid.query.times(head_dim), laid.kv.times(head_dim)
     projections = {"q_proj": (query, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden), "o_proj": (hidden, query)}
     if model.type == "phi3":
-        fused = Span(*(q + 2 * k for q, k in zip(query, kv, strict=True)))
+        fused = Span(*(q + 2 * k for q, k in zip(query[:3], kv[:3], strict=True)), divided=query.divided)
         projections = {"qkv_proj": (fused, hidden), "o_proj": (hidden, query)}
     for name, (out, into) in projections.items():
         if not (shares and name in ("k_proj", "v_proj")) and not (key_is_value and name == "v_proj"):

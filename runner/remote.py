@@ -1,29 +1,32 @@
 """Artifacts on a remote that fsspec reaches: a bucket, a shared folder, a server.
 
-An artifact lies at ``KIND/KEY/``: its files in a folder named by what is in
-them, and the manifest, written last, beside that folder. So half an artifact
-is never one, two machines that made the same key with other bytes do not mix
-theirs, and a push that broke off goes on where it stopped.
+An artifact lies at ``KIND/KEY/``: its files, large ones in parts, in folders
+named by what is in them, and the manifest, written last, beside these. So half
+an artifact is never one, two machines that made the same key with other bytes
+do not mix theirs, and a push or a pull that broke off, or was killed, goes on
+where it stopped.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import uuid
+import os
+import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from db.scrub import HIDDEN, scrub
-from runner import hashing
-from runner.failures import DISK_FULL_HINT, Failure, StoreFailed, says_disk_full
-from runner.store import MANIFEST, Artifact, Store, is_inside
+from filelock import FileLock
 
-# Where a file appears only when all of it has arrived. Elsewhere it is written aside and renamed.
-OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "hf"}
+from db.scrub import HIDDEN, scrub
+from runner import remote_files
+from runner.failures import DISK_FULL_HINT, Failure, StoreFailed, says_disk_full
+from runner.remote_files import Piece
+from runner.store import MANIFEST, Artifact, Store
 
 
 class RemoteFailed(Failure):
@@ -32,188 +35,230 @@ class RemoteFailed(Failure):
     status, stage = "run_failed", "store"
 
 
+class Unlike(RemoteFailed):
+    """What the remote has is not what was put there."""
+
+
 @dataclass(frozen=True)
 class Remote:
     """A place for artifacts. url: any that fsspec knows; it may hold a secret, so it is not shown.
 
-    Both methods block. Whoever calls them holds the artifact's lock in the
-    store where others may make the same one.
+    Its methods block, and may be called in several threads at once. Whoever
+    calls `push` or `pull` holds the artifact's lock in the store where others
+    may make the same one.
     """
 
     url: str = field(repr=False)
+    # Connections for whoever comes next, and who may touch the list.
+    kept: list = field(default_factory=list, init=False, repr=False, compare=False)
+    lock: Any = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+
+    def has(self, kind: str, key: str) -> bool:
+        """Whether an artifact is there, by its manifest alone. Errors: `RemoteFailed`."""
+        with self.connected(kind, key, f"could not be asked for {kind}/{key}") as (fs, folder):
+            try:
+                return read_manifest(fs, folder, kind, key, self.url) is not None
+            except Unlike:  # a damaged one, to be written over
+                return False
 
     def push(self, artifact: Artifact, kind: str, key: str) -> None:
         """Put an artifact there, unless a whole one of that key is. Errors: `RemoteFailed`."""
-        files = artifact.manifest["files"]
-        with answers(self.url, f"could not take {kind}/{key}", full_hint="the remote is full: make room there"):
-            fs, folder = connect(self.url, kind, key)
-            if is_whole(fs, folder, kind, key):
+        what, full_hint = f"could not take {kind}/{key}", "the remote is full: make room there"
+        with self.connected(kind, key, what, full_hint) as (fs, folder):
+            there = remote_files.listing(fs, folder)
+            remote_files.remove_old_asides(fs, folder, there)
+            if is_whole(fs, folder, kind, key, there):
                 return
-            content = content_folder(folder, files)
-            there = sizes(fs, content)
-            for name, entry in files.items():
-                if there.get(name) != entry["size"]:
-                    refuse_damaged(artifact.path / name, entry)
-                    put(fs, artifact.path / name, folder, f"{content}/{name}")
-            there = sizes(fs, content)
-            lost = [name for name, entry in files.items() if there.get(name) != entry["size"]]
+            manifest: dict = {**artifact.manifest, "parts": {"bytes": remote_files.PART_BYTES, "sha256": {}}}
+            remote_files.side_by_side(
+                lambda piece: remote_files.put(fs, artifact.path / piece.name, folder, piece),
+                to_be_sent(artifact, manifest, there),
+                threads_for(fs),
+            )
+            lost = missing(manifest, remote_files.listing(fs, folder))
             if lost:
                 raise RemoteFailed(
-                    f"{said(self.url)} took {', '.join(sorted(lost)[:5])} of {kind}/{key} and does not have it whole",
+                    f"{said(self.url)} took {', '.join(lost[:5])} of {kind}/{key} and does not have it whole",
                     hint="check the room that is left there, and that its folders can be listed",
                     transient=True,
                 )
-            put_manifest(fs, folder, artifact.manifest)
+            if not manifest["parts"]["sha256"]:
+                del manifest["parts"]
+            remote_files.put_manifest(fs, folder, manifest)
 
     def pull(self, store: Store, kind: str, key: str) -> Artifact | None:
         """Bring an artifact into the store, checked to the last byte; None where the remote has none.
 
-        Errors: `RemoteFailed` where it cannot be read, or is not what its
-        manifest says; `StoreFailed` where the store cannot be written.
+        What has arrived when it breaks off stays in the store's ``tmp/``, for
+        the next pull to go on with. Errors: `RemoteFailed` where it cannot be
+        read, or is not what its manifest says; `StoreFailed` where the store
+        cannot be written.
         """
-        with answers(self.url, f"could not be read for {kind}/{key}"):
-            fs, folder = connect(self.url, kind, key)
+        with self.connected(kind, key, f"could not be read for {kind}/{key}") as (fs, folder):
             manifest = read_manifest(fs, folder, kind, key, self.url)
         if manifest is None:
             return None
-        content = content_folder(folder, manifest["files"])
         try:
-            with store.draft("pull") as draft:
-                out = draft / "out"
-                out.mkdir()
-                for name, entry in manifest["files"].items():
-                    (out / name).parent.mkdir(parents=True, exist_ok=True)
-                    with answers(self.url, f"could not be read for {kind}/{key}"):
-                        got = get(fs, f"{content}/{name}", out / name)
-                    if not got:
-                        raise unlike(self.url, kind, key, f"{name} is not there")
-                    if (out / name).stat().st_size != entry["size"] or hashing.of_file(out / name) != entry["sha256"]:
-                        raise unlike(self.url, kind, key, f"{name} is not what was put there")
-                return store.place(kind, key, out, manifest)
+            store.locks.mkdir(parents=True, exist_ok=True)
+            # Not the artifact's lock, which the caller may hold.
+            with FileLock(store.locks / f"pulling-{kind}-{key}.lock", thread_local=False):
+                return self.bring(store, kind, key, manifest)
         except OSError as error:
             raise StoreFailed(error) from error
 
+    def bring(self, store: Store, kind: str, key: str, manifest: dict) -> Artifact:
+        """Fetch what has not arrived yet of an artifact, and put all of it into place."""
+        files = manifest["files"]
+        arrived = store.tmp / f"pulling-{kind}-{key}-{remote_files.content_name(files)}"
+        out = arrived / "out"
+        out.mkdir(parents=True, exist_ok=True)
+        for folder in {(out / name).parent for name in files}:
+            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with self.connected(kind, key, f"could not be read for {kind}/{key}") as (fs, folder):
 
-def connect(url: str, kind: str, key: str) -> tuple[Any, str]:
-    """A file system of fsspec's, and the artifact's folder on it."""
+                def fetch(piece: Piece) -> None:
+                    file = out / piece.name
+                    if not remote_files.holds(file, piece):
+                        if not remote_files.get(fs, folder, piece, file):
+                            raise unlike(self.url, kind, key, f"{piece.name} is not there")
+                        if not remote_files.holds(file, piece):
+                            raise unlike(self.url, kind, key, f"{piece.name} is not what was put there")
+                    os.utime(arrived)  # so that the store does not take it for a left over
+
+                remote_files.side_by_side(fetch, remote_files.pieces_of(manifest), threads_for(fs))
+            split = manifest.pop("parts", {"sha256": {}})["sha256"]
+            for name, entry in files.items():
+                if entry["sha256"] in split and not remote_files.is_file(out / name, entry):
+                    raise unlike(self.url, kind, key, f"{name} is not what was put there")
+            placed = store.place(kind, key, out, manifest)
+        except BaseException as error:
+            # Nobody can go on with what does not verify, and where there is no room it is wanted.
+            if isinstance(error, Unlike) or says_disk_full(str(error)):
+                shutil.rmtree(arrived, ignore_errors=True)
+            raise
+        shutil.rmtree(arrived, ignore_errors=True)
+        return placed
+
+    @contextlib.contextmanager
+    def connected(self, kind: str, key: str, what: str, full_hint: str = DISK_FULL_HINT) -> Iterator[tuple[Any, str]]:
+        """A file system, and an artifact's folder on it. what: what the remote could not do, where it fails.
+
+        One that may be shared is everyone's, another is lent to one thread at a
+        time. After an error a new one is made: the connection may be what broke.
+        """
+        with answers(self.url, what, full_hint):
+            with self.lock:
+                if not self.kept:
+                    self.kept.append(connect(self.url))
+                connection = self.kept[-1] if is_shared(self.kept[-1][0]) else self.kept.pop()
+            fs, root = connection
+            try:
+                yield fs, f"{root}/{kind}/{key}"
+            except Exception as error:
+                if not isinstance(error, Failure):
+                    with self.lock:
+                        self.kept[:] = [other for other in self.kept if other is not connection]
+                    raise
+                self.give_back(connection)
+                raise
+            self.give_back(connection)
+
+    def give_back(self, connection: tuple[Any, str]) -> None:
+        if not is_shared(connection[0]):
+            with self.lock:
+                self.kept.append(connection)
+
+
+def connect(url: str) -> tuple[Any, str]:
+    """A file system of fsspec's, and the URL's folder on it."""
     import fsspec  # here, so that who uses no remote does not wait for it
 
-    # Of its own: fsspec's shared ones keep listings, which another machine's push makes untrue.
+    # Of its own, and no listings kept: another machine's push makes them untrue.
     fs, root = fsspec.core.url_to_fs(url, skip_instance_cache=True)
-    return fs, f"{root.rstrip('/')}/{kind}/{key}"
+    with contextlib.suppress(AttributeError):
+        fs.dircache.use_listings_cache = False  # as an argument, not every file system takes it
+    return fs, root.rstrip("/")
 
 
-def content_folder(folder: str, files: dict) -> str:
-    """Where the files of an artifact lie: other bytes, another folder."""
-    return f"{folder}/{hashing.of_value(files)[:16]}"
+def is_shared(fs: Any) -> bool:
+    """Whether a file system serves several threads at once: those that run in fsspec's own loop do."""
+    return bool(getattr(fs, "async_impl", False))
 
 
-def sizes(fs: Any, folder: str) -> dict[str, int | None]:
-    """The files below a folder of the remote, by their names in it."""
-    start = f"{folder.lstrip('/')}/"
-    found = {name.lstrip("/"): info.get("size") for name, info in fs.find(folder, detail=True).items()}
-    return {name.removeprefix(start): size for name, size in found.items() if name.startswith(start)}
+def threads_for(fs: Any) -> int:
+    return remote_files.AT_A_TIME if is_shared(fs) else 1
 
 
-def is_whole(fs: Any, folder: str, kind: str, key: str) -> bool:
+def to_be_sent(artifact: Artifact, manifest: dict, there: dict[str, int | None]) -> Iterator[Piece]:
+    """The pieces that the remote lacks, each file's after it was found unchanged; the parts' hashes go into
+    `manifest`. Errors: `RemoteFailed`, `StoreFailed`."""
+    files, parts = manifest["files"], manifest["parts"]
+    content = remote_files.content_name(files)
+    for name, entry in files.items():
+        large = entry["size"] > parts["bytes"]
+        if not large and there.get(f"{content}/{name}") == entry["size"]:
+            continue
+        digests = digests_of_unchanged(artifact.path / name, entry, parts["bytes"])
+        if large:
+            parts["sha256"][entry["sha256"]] = digests
+        for piece in remote_files.pieces_of_file(name, entry, content, parts):
+            if there.get(piece.path) != piece.size:
+                there[piece.path] = piece.size  # of a file that is there twice, once
+                yield piece
+
+
+def missing(manifest: dict, there: dict[str, int | None]) -> list[str]:
+    """The files of which the remote lacks something, by the sizes of what is there."""
+    pieces = remote_files.pieces_of(manifest)
+    return sorted({piece.name for piece in pieces if there.get(piece.path) != piece.size})
+
+
+def is_whole(fs: Any, folder: str, kind: str, key: str, there: dict[str, int | None]) -> bool:
     """Whether the remote has the artifact, by its manifest and the sizes of its files."""
+    if MANIFEST not in there:
+        return False
     try:
         manifest = read_manifest(fs, folder, kind, key, "")
-    except RemoteFailed:  # a damaged one, to be written over
+    except Unlike:  # a damaged one, to be written over
         return False
-    if manifest is None:
-        return False
-    there = sizes(fs, content_folder(folder, manifest["files"]))
-    return all(there.get(name) == entry["size"] for name, entry in manifest["files"].items())
+    return manifest is not None and not missing(manifest, there)
 
 
 def read_manifest(fs: Any, folder: str, kind: str, key: str, url: str) -> dict | None:
     """The manifest of an artifact on the remote, None where there is none. Errors: `RemoteFailed`."""
     try:
-        text = fs.cat_file(f"{folder}/{MANIFEST}")
+        text = remote_files.cat(fs, f"{folder}/{MANIFEST}")
     except FileNotFoundError:
         return None
     try:
         manifest = json.loads(text)
-        if (manifest["kind"], manifest["key"]) != (kind, key) or not isinstance(manifest["meta"], dict):
+        if not remote_files.is_sound(manifest, kind, key):
             raise ValueError
-        for name, entry in manifest["files"].items():
-            if not (isinstance(entry["size"], int) and isinstance(entry["sha256"], str) and is_a_files(name)):
-                raise ValueError
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise unlike(url, kind, key, f"its {MANIFEST} is damaged, or another artifact's") from error
     return manifest
 
 
-def is_a_files(name: str) -> bool:
-    """Whether a name is one of a file below its artifact's folder, and not the manifest's."""
-    return is_inside(name) and name not in (".", MANIFEST)
-
-
-def put(fs: Any, file: Path, folder: str, path: str) -> None:
-    """Copy a file to where it belongs in an artifact's folder on the remote, where it appears all at once."""
-    if is_object_store(fs):
-        fs.put_file(str(file), path)
-        return
-    with aside(fs, folder, path) as part:
-        fs.put_file(str(file), part)
-
-
-def put_manifest(fs: Any, folder: str, manifest: dict) -> None:
-    """Write an artifact's manifest, all at once: with it the artifact is there."""
-    text, path = json.dumps(manifest, ensure_ascii=False, indent=1).encode(), f"{folder}/{MANIFEST}"
-    if is_object_store(fs):
-        fs.pipe_file(path, text)
-        return
-    with aside(fs, folder, path) as part:
-        fs.pipe_file(part, text)
-
-
-@contextlib.contextmanager
-def aside(fs: Any, folder: str, path: str) -> Iterator[str]:
-    """A name in `folder` to write to, which becomes `path` at the end."""
-    fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-    part = f"{folder}/{uuid.uuid4().hex}.part"
+def digests_of_unchanged(file: Path, entry: dict, part_bytes: int) -> list[str]:
+    """The hashes of a file's parts. Errors: `RemoteFailed` where it has changed since its artifact was finished,
+    which must not become everyone's."""
     try:
-        yield part
-        fs.mv(part, path)
-    except BaseException:
-        with contextlib.suppress(Exception):  # what went wrong first is what is told
-            fs.rm_file(part)
-        raise
-
-
-def is_object_store(fs: Any) -> bool:
-    names = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
-    return bool(names & OBJECT_STORES)
-
-
-def get(fs: Any, path: str, file: Path) -> bool:
-    """Copy a file from the remote; False where it is not there."""
-    try:
-        fs.get_file(path, str(file))
-    except FileNotFoundError:
-        return False
-    return file.is_file()  # an object that has become a folder is none
-
-
-def refuse_damaged(file: Path, entry: dict) -> None:
-    """What has changed since its artifact was finished must not become everyone's. Errors: `RemoteFailed`."""
-    try:
-        same = hashing.of_file(file) == entry["sha256"]
+        digest, parts = remote_files.digests_of(file, part_bytes)
     except OSError as error:
         raise StoreFailed(error) from error
-    if not same:
+    if digest != entry["sha256"]:
         raise RemoteFailed(
             f"{file} has changed since it was made, and was not put on the remote",
             hint="run again: a damaged artifact is made anew",
             transient=True,
         )
+    return parts
 
 
-def unlike(url: str, kind: str, key: str, what: str) -> RemoteFailed:
+def unlike(url: str, kind: str, key: str, what: str) -> Unlike:
     """The failure for an artifact that is not what its manifest says."""
-    return RemoteFailed(
+    return Unlike(
         f"{kind}/{key} on {said(url)} does not verify: {what}",
         hint=f"remove the folder {kind}/{key} there, and the next run makes it and puts it there again;"
         " or run without store.remote",

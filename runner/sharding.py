@@ -186,7 +186,8 @@ def split_heads(tp: int, heads: int, kv_heads: int, gqa: str) -> Heads:
     layout = "sharded" if kv == kv_heads else "padded" if heads == kv_heads else strategy
     # Of KV heads only those beside zero query heads are zeros; the others that the config has not are repeated.
     zeros = query - heads if kv == query else 0
-    return Heads(layout, Span(heads, query // tp, query - heads), Span(kv_heads, kv // tp, zeros))
+    held = Span(heads, query // tp, query - heads, True), Span(kv_heads, kv // tp, zeros, True)
+    return Heads(layout, *held)
 
 
 def sharding_strategy(tp: int, kv_heads: int, desired: str) -> str:

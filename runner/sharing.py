@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from runner import schema
 from runner.processes import in_thread
-from runner.remote import Remote, RemoteFailed
+from runner.remote import Remote, RemoteFailed, Unlike
 from runner.store import Artifact, Store
 
 # Transfers side by side.
@@ -28,6 +28,7 @@ class Sharing:
     say: Callable[[str], None] = lambda text: None
     pushes: dict[str, asyncio.Task] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
+    asks: bool = True  # False once the remote could not be reached: each further question would wait as long
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_A_TIME))
 
     @classmethod
@@ -37,11 +38,12 @@ class Sharing:
 
     async def pull(self, kind: str, key: str, said: str = "") -> Artifact | None:
         """What the remote has under `key`, now in the store; None where it has none, or cannot be reached."""
-        if self.remote is None:
+        if self.remote is None or not self.asks:
             return None
         try:
             pulled = await in_thread(self.remote.pull, self.store, kind, key)
         except RemoteFailed as failure:
+            self.asks = isinstance(failure, Unlike)  # that one alone is not what it should be
             self.tell(f"not had from store.remote: {failure.line()} ({failure.hint})")
             return None
         if said or pulled:

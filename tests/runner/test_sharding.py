@@ -258,6 +258,14 @@ def test_the_examples_in_the_inference_librarys_comments():
     assert sharding.head_counts(8, 32, 16, "convert-to-mha") == (32, 16)  # divides: nothing is converted
 
 
+def test_repeated_heads_are_divided_even_where_a_rank_holds_as_many_as_there_are():
+    # Three ranks hold the KV heads (0, 0), (0, 1) and (1, 1) of two.
+    tensors = layer_tensors(sharding.plan(dense(6, 2), 3, gqa="convert-to-mha").layers[0])
+    assert tensors["self_attn.k_proj.weight"].shape == tensors["self_attn.k_proj.weight"].rank_shape
+    assert tensors["self_attn.k_proj.weight"].split == "repeated column"
+    assert tensors["input_layernorm.weight"].split == "replicated"
+
+
 def test_strategies_of_gemma4_31b():
     config = published("gemma4_31b")
     assert plan(config, 8, gqa="replicate-to-tp-degree").counts() == {"sharded": 50, "replicate-to-tp-degree": 10}

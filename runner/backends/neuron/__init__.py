@@ -1,0 +1,1 @@
+"""transformers on Neuron devices, by neuronx-distributed."""
