@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Engine, func, select
@@ -48,7 +48,9 @@ def pair_rows(
             rests = [rest for one, rest in found if one == axis]
             for rest, *member in in_chunks(session, query.where(CellRest.axis == axis), CellRest.rest, rests):
                 members.setdefault((axis, rest), []).append(tuple(member))
-        ends = [(axis, chosen(members[axis, rest], filters.get(AXES[axis], ()))) for axis, rest in found]
+        ends = [
+            (axis, chosen(members[axis, rest], filters.get(AXES[axis], ()), apart(AXES[axis]))) for axis, rest in found
+        ]
         ids = sorted({cell for _, pair in ends for cell in pair or ()})
         cells = {
             cell.id: cell_part(cell, result) | summary_part(result)
@@ -71,14 +73,27 @@ def pair_rows(
 Member = tuple[int, int, str]  # verdict, cell, value of the axis
 
 
-def chosen(members: Sequence[Member], asked: Sequence[str]) -> tuple[int, int] | None:
-    """The better and the worse cell of the pair that is shown of a set; None where what was asked for flips nothing."""
+def apart(axis: str) -> Callable[[str, str], bool]:
+    """Whether two values of an axis are one difference: two of one value are none, and of options only one may be
+    another."""
+    if axis != "options":
+        return lambda one, two: one != two
+    return lambda one, two: len({key.partition("=")[0] for key in {*one.split()} ^ {*two.split()}}) == 1
+
+
+def chosen(
+    members: Sequence[Member], asked: Sequence[str], differ: Callable[[str, str], bool] = apart("model")
+) -> tuple[int, int] | None:
+    """The better and the worse cell of the pair that is shown of a set; None where what was asked for flips nothing.
+
+    differ: whether two values of the axis are a difference, as `apart` gives it.
+    """
     best = min(verdict for verdict, _, _ in members)
     ours = [m for m in members if m[2] in asked] if asked else [m for m in members if m[0] == best]
     if not ours:
         return None
     one = max(ours, key=lambda member: member[1])
-    others = [m for m in members if m[0] != one[0]]
+    others = [m for m in members if m[0] != one[0] and differ(m[2], one[2])]
     if not others:
         return None
     two = max(others, key=lambda member: (member[2] == "none", abs(member[0] - one[0]), member[1]))

@@ -79,6 +79,12 @@ def sweep_id(engine: Engine, sweep: str, actions: Sequence[str] = ("run",)) -> i
         return found
 
 
+def action_of(engine: Engine, sweep: int) -> str:
+    """What a sweep did with its cells."""
+    with reading(engine) as session:
+        return session.scalars(select(Sweep.action).where(Sweep.id == sweep)).one()
+
+
 def check_filters(engine: Engine, filters: Mapping[str, Sequence[str]], status: Sequence[str]) -> None:
     """Refuse a value that no stored cell has. Errors: `NotInDatabase` with the values there are."""
     with reading(engine) as session:
@@ -204,6 +210,8 @@ def prompt_part(prompt: PromptResult) -> dict[str, Any]:
         "noise_ratio", "verdict", "sensible", "candidate_sensible", "outcome", "within_bands",
     )  # fmt: skip
     row = {name: getattr(prompt, name) for name in columns}
+    if not prompt.reference_vocab:  # a candidate alone: there was nothing to compare with
+        return row | dict.fromkeys(("matched_tokens", "compared_tokens", "tokens_identical", "match"))
     row |= {name: KINDS[kind] for name, kind in (prompt.non_finite or {}).items() if name in row}
     return row | {"match": match(prompt)}
 

@@ -33,7 +33,7 @@ from db.models import (
     Sweep,
     now,
 )
-from db.query import NO_FINDINGS
+from db.query import OF_EXPORT
 
 WHOLE = -1  # the step of a metric over a whole continuation
 # Float columns of `PromptResult` that a comparison fills; their kinds go to `non_finite`.
@@ -177,7 +177,7 @@ def add_rests(session: Session, cell: Cell, result: Result) -> None:
         if result.verdict is None:
             return
         verdict = VERDICTS.index(result.verdict)
-    elif result.status in NO_FINDINGS:
+    elif result.status not in OF_EXPORT:
         return
     else:
         verdict = VERDICTS.index("failed")

@@ -44,7 +44,7 @@ def collect(db: str | None, sweep: str = "latest", every: bool = False) -> dict[
     """The report as data: {"sweep": its number, "rows": a dict a cell with its "loading", "every": whether each key
     has a row}. Errors: `query.NotInDatabase`."""
     engine = open_database(db, create=False)
-    sweep_id = query.sweep_id(engine, sweep)
+    sweep_id = query.sweep_id(engine, sweep, ("run", "export", "candidate"))
     rows = query.cell_rows(engine, sweep=sweep_id)
     found = detail.loading_of(engine, sorted({row["result"] for row in rows if row["result"]}))
     rows = [row | {"loading": found.get(row["result"], [])} for row in rows]
@@ -93,8 +93,9 @@ def together(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     if len(rows) == 1:
         return first
     shared = {name: value if all(row[name] == value for row in rows) else None for name, value in first.items()}
+    more = len({row["name"] for row in rows}) - 1  # a name has a row for each shape
     return shared | {
-        "name": f"{first['name']} and {len(rows) - 1} more names",
+        "name": f"{first['name']} and {more} more names" if more else first["name"],
         "count": sum(row["count"] for row in rows),
         "layers": [layer for row in rows for layer in row["layers"] or ()],
     }

@@ -129,6 +129,18 @@ def finding_line(kind: str, check: str, mine: tuple[int, ...], said: list[tuple[
     return f"{title}, {cells(mine)}{named}: {check}: {markdown_code(evidence)}{others}."
 
 
+def sources(rows: list[dict[str, Any]]) -> list[str]:
+    """What candidates without a builder were computed by."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        if row["builder"] == "none" and row["source"]:
+            found.setdefault((row["backend"], row["source"]), []).append(row["cell"])
+    return [
+        f"Backend {backend}{f', {cells(mine)}' if len(found) > 1 else ''}: {markdown_text(source)}."
+        for (backend, source), mine in found.items()
+    ]
+
+
 def patch(row: dict[str, Any]) -> str:
     """That a patch changed nothing, and why."""
     words = REVERSED_WORDS if row["patch"].endswith(" reversed") else PATCH_WORDS

@@ -49,10 +49,14 @@ def markdown(report: dict[str, Any]) -> str:
         head = ["" if row[name] is None else row[name] for name in ("cell", *shown)]
         body += [head + columns for columns in columns_of(row, report, candidates)]
     fixed = ", ".join(f"{name} {rows[0][name]}" for name in NAMES if name not in shown and rows[0][name])
-    lines = [f"All cells: {fixed}.", "Nothing was compared: the full sweep finds these and goes on from there."]
+    more = "runs them again, beside a reference" if candidates else "finds these and goes on from there"
+    lines = [f"All cells: {fixed}.", f"Nothing was compared: the full sweep {more}.", *notes.sources(rows)]
     lines += [f"Made by the stand-in {row['stand_in']}: cell {row['cell']}." for row in rows if row["stand_in"]]
     lines += notes.findings(rows) + notes.failures(rows)
     header = ["cell", *shown, *(SAID if candidates else EXPORTED)]
+    if not candidates and not any(row[header.index("Measured")] for row in body):
+        at = header.index("Measured")
+        header, body = header[:at] + header[at + 1 :], [row[:at] + row[at + 1 :] for row in body]
     return "\n".join([markdown_table(header, body), "", *(f"- {line}" for line in lines)])
 
 

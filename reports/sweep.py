@@ -24,12 +24,27 @@ def collect(db: str | None, sweep: str = "latest") -> dict[str, Any]:
     engine = open_database(db, create=False)
     sweep_id = query.sweep_id(engine, sweep)
     (about,) = [row for row in query.sweep_rows(engine) if row["sweep"] == sweep_id]
+    if (action := query.action_of(engine, sweep_id)) in ("export", "candidate"):
+        raise query.NotInDatabase(
+            f"sweep {sweep_id} compared nothing (stages={action}): python -m reports stages --sweep {sweep_id}"
+        )
     found = query.cell_rows(engine, sweep=sweep_id)
     prompts = detail.prompts_of(engine, sorted({cell["result"] for cell in found if cell["result"]}))
     rows = [cell | from_prompts(prompts.get(cell["result"], []), cell) for cell in notes.with_findings(engine, found)]
     packages = versions(engine, [cell["cell"] for cell in found if cell["status"] == "ok"][:1])
+    exports = exports_of(engine, rows)
     engine.dispose()
-    return {"sweep": about, "rows": rows, "packages": packages}
+    return {"sweep": about, "rows": rows, "packages": packages, "exports": exports}
+
+
+def exports_of(engine, rows: list[dict[str, Any]]) -> list[str]:
+    """Whether cells share exports, of which nobody would think when prompts vary."""
+    keys = detail.stages_of(engine, sorted({row["result"] for row in rows if row["status"] == "ok"}), "export")
+    count = sum(row["result"] in keys for row in rows)
+    made = len({stage["artifact"] for stage in keys.values()})
+    if not 0 < made < count:
+        return []
+    return [f"These {count} cells stand on {made} export{'s' * (made != 1)}: nothing was exported twice."]
 
 
 def versions(engine, cells: list[int]) -> dict[str, str]:
@@ -75,7 +90,8 @@ def table(report: dict[str, Any]) -> str:
     shown = shown_names(rows, ALWAYS)
     body = [["" if row[n] is None else row[n] for n in ("cell", *shown)] + measured(row) for row in rows]
     fixed = ", ".join(f"{name} {label(name, rows)}" for name in NAMES if name not in shown and rows[0][name])
-    return "\n".join([markdown_table(["cell", *shown, *MEASURED], body), "", f"- All cells: {fixed}.", *below(rows)])
+    lines = [f"- All cells: {fixed}.", *(f"- {text}" for text in report.get("exports", ())), *below(rows)]
+    return "\n".join([markdown_table(["cell", *shown, *MEASURED], body), "", *lines])
 
 
 def label(name: str, rows: list[dict[str, Any]]) -> str:
@@ -128,7 +144,8 @@ def below(rows: list[dict[str, Any]]) -> list[str]:
     lines += [
         f"Builder {markdown_text(r['builder'])} is {markdown_text(r['source'])}."
         for r in rows
-        if r["source"] and not r["source"].startswith("release")
+        if r["source"] and r["builder"] != "none" and not r["source"].startswith("release")
     ]
+    lines += notes.sources(rows)
     lines += [f"Made by the stand-in {r['stand_in']}: cell {r['cell']}." for r in rows if r["stand_in"]]
     return [f"- {line}" for line in [*dict.fromkeys(lines), *notes.failures(rows)]]

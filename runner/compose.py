@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -28,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from runner import releases, schema
-from runner.cells import Cell, as_asked, from_plain, model_place, options_of
+from runner.cells import NONE, Cell, as_asked, from_plain, model_place, options_of
 from runner.failures import ConfigFailed
 
 KEYS = frozenset(field.name for field in fields(schema.Config))
@@ -103,7 +104,17 @@ def compose_sweep(loader: ConfigLoader, master: DictConfig, arguments: list[str]
         for assigned, cell in assemble(loader, master, fixed, fixed + list(outer), axes):
             cells[tuple(sorted((*outer, *assigned)))] = cell
     # Back to the order in which the axes stand on the command line.
-    return told_apart([cells[tuple(sorted(combination))] for combination in itertools.product(*swept.values())])
+    ordered = [cells[tuple(sorted(combination))] for combination in itertools.product(*swept.values())]
+    return without_repeats(told_apart(ordered))
+
+
+def without_repeats(cells: list[Cell]) -> list[Cell]:
+    """Of cells that came out the same, since their backend has no builder that could vary, the first."""
+    kept: dict[str, Cell] = {}
+    for number, cell in enumerate(cells):
+        same = cell.factors["builder"] == NONE and cell.failure is None
+        kept.setdefault(f"{cell.hash} {json.dumps(cell.asked(), sort_keys=True)}" if same else str(number), cell)
+    return list(kept.values())
 
 
 def told_apart(cells: list[Cell]) -> list[Cell]:
@@ -301,6 +312,7 @@ def reason(error: BaseException) -> str:
     while current is not None:
         said = [text.strip() for text in str(current).strip().splitlines()] or [""]
         line = " ".join(said[:2]) if said[0].endswith(":") else said[0]
+        line = re.sub(r"^Could not override '([\w.]+)'\.?$", r"there is no key \1 here", line)
         if line and not any(line in known for known in lines):
             lines.append(line)
         current = current.__cause__
@@ -309,6 +321,8 @@ def reason(error: BaseException) -> str:
 
 def hint(error: BaseException) -> str:
     """The options that Hydra lists for an unknown value; of releases, the nearest."""
+    if absent := re.search(r"Could not override '(\w+)\.", str(error)):
+        return f"not every value of {absent[1]} has this key: sweep those that have it by themselves"
     _, found, rest = str(error).partition("Available options in ")
     listed = rest.split("Config search path:")[0].split() if found else []
     if not listed:

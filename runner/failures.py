@@ -43,6 +43,7 @@ class Failure(Exception):
     status = "run_failed"
     stage = "cell"
     outcomes: Sequence[dict] = ()  # of a patch's changes, where one of them is what failed
+    loading: Sequence[dict] = ()  # what became of each key of the checkpoint, where that is what failed
     source: Any = None  # the builder's `sources.Source`, where that was known already
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import traceback
 
@@ -43,6 +44,9 @@ def act(loader: ConfigLoader, config: DictConfig, overrides: list[str]) -> int:
         done = sum(row.status not in ("skipped", "preempted") for row in stop.rows)
         complain(f"interrupted: {done} of {len(stop.rows)} cells have a result", "the same command goes on from here")
         return INTERRUPTED
+    except BrokenPipeError:  # whoever read the table has read enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
     except DBAPIError as error:
         complain(f"database {url_of(settings.db.url)}: {error.orig}", "what was recorded before is there; run again")
         return FAULT

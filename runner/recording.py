@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from db.record import NewResult, Provenance, loading_rows
 from db.scrub import scrub
-from runner import machine
+from runner import machine, schema
 from runner.cell_stages import MEASUREMENT_VERSION
 from runner.cells import Cell
 from runner.checkpoints import CONFIG_DTYPES as DTYPE_WORDS
@@ -42,7 +42,7 @@ FILES = {
 
 LOADING = "loading.json"
 # The stages that load the checkpoint and audit it.
-LOADERS = ("reference", "candidate")
+LOADERS = ("reference", "export", "candidate")
 
 
 def success(plan: Plan, measured: Measured, runs: Sequence[StageRun], seconds: float) -> NewResult:
@@ -233,12 +233,25 @@ def provenance(cell: Cell, plan: Plan | None, failed: Failure | None = None) -> 
     if source:
         values |= {"source": scrub(source.said), "source_commit": source.commit, "source_dirty": source.dirty}
         values["source_tree"] = source.tree
+    elif plan:
+        values["source"] = candidate_source(cell.config.backend, plan)
     hashes = patched.change_hashes if patched else {}
     changes = [{key: o[key] for key in ("change", "status", "detail")} for o in outcomes]
     overlay = None
     if patched:
         overlay = {"tree": patched.tree, "source_tree": source.tree, "diff": patched.diff}
     return Provenance(values, [{**change, "hash": hashes.get(change["change"])} for change in changes], overlay)
+
+
+def candidate_source(backend: schema.Backend, plan: Plan) -> str:
+    """What a candidate without a builder is computed by, which no label says."""
+    packages = plan.resolutions["runtime"].packages
+    given = plan.stages["candidate"].inputs if "candidate" in plan.stages else {}
+    told = [f"transformers {packages.get('transformers', '?')}"]
+    told += [f"{given['attention']} attention"] if given.get("attention") else []
+    told += [f"computed in {given['compute_dtype']}"] if given.get("compute_dtype") else []
+    told += [f"{backend.tp} processes"] if hasattr(backend, "tp") else []
+    return ", ".join(told)
 
 
 def dtypes_of(plan: Plan) -> str:

@@ -197,12 +197,12 @@ class Genai(Backend):
 
 @dataclass
 class Transformers(Backend):
-    """transformers once more, of `runtime`'s packages: another attention, dtype or version.
+    """transformers once more, of `runtime`'s packages: another attention, dtype or version. As it is the reference.
 
     compute_dtype: of `COMPUTE_DTYPES`; None for the one that `precision` names.
     """
 
-    attention: str = "sdpa"
+    attention: str = "eager"
     compute_dtype: Optional[str] = None
 
 
@@ -223,7 +223,33 @@ class TpCpu(Backend):
     compute_dtype: Optional[str] = None
 
 
-BACKENDS = {"genai": Genai, "transformers": Transformers, "tp_cpu": TpCpu}
+@dataclass
+class Neuron(Backend):
+    """transformers on Neuron devices, compiled and divided among `tp` of them by neuronx-distributed.
+
+    gqa, vocabulary: see `runner.sharding.plan`. copy_buffers: false for what
+    the package's loader moves by itself, which is parameters only.
+    model_builder: "v1", "v2", "parallel_model_trace". buckets: the lengths that
+    prompts are padded to, ascending; max_len: of keys and values.
+    compiler_args: of neuronx-cc, None for the package's own. logical_nc_config:
+    cores that count as one. max_parallel_compilations: None for all at once.
+    """
+
+    tp: int = 8
+    gqa: str = "replicate-layer"
+    vocabulary: str = "sharded"
+    copy_buffers: bool = True
+    model_builder: str = "v1"
+    buckets: List[int] = field(default_factory=lambda: [128, 512])
+    max_len: int = 1024
+    batch: int = 1
+    attention: str = "eager"
+    compiler_args: Optional[str] = None
+    logical_nc_config: int = 1
+    max_parallel_compilations: Optional[int] = None
+
+
+BACKENDS = {"genai": Genai, "transformers": Transformers, "tp_cpu": TpCpu, "neuron": Neuron}
 
 
 @dataclass

@@ -280,8 +280,10 @@ def table(plan: ShardingPlan) -> list[dict[str, Any]]:
         kinds.setdefault(replace(layer, index=0), []).append(layer.index)
     for layer, alike in kinds.items():
         name, number = runs(alike), len(alike)
-        taken = "" if layer.cache_of is None else f", layer {layer.cache_of}'s"
-        kv = f"{layer.kv_heads} of {layer.all_kv_heads}{taken}"
+        taken = "" if layer.cache_of is None else f", those of layer {layer.cache_of}"
+        repeated = layer.kv_heads * plan.tp if layer.attention in STRATEGIES else 0
+        kv = f"{layer.kv_heads} of {repeated or layer.all_kv_heads}"
+        kv += f" ({layer.all_kv_heads} repeated)" * bool(repeated) + taken
         size = sum(tensor.rank_bytes for tensor in layer.tensors)
         cells = (name, number, layer.kind, layer.attention, kv, layer.mlp, size)
         rows.append(dict(zip(COLUMNS, cells, strict=True)))

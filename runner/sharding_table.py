@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psutil
@@ -14,6 +15,7 @@ from runner.cells import Cell
 from runner.failures import ConfigFailed, Failure
 from runner.sharding import ShardingPlan
 
+DEGREES = (64, 32, 16, 8, 4, 2)
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 GB = 1e9
 
@@ -22,14 +24,24 @@ def report(cells_: Sequence[Cell], settings: schema.Sharding) -> tuple[str, bool
     """The plans of all cells at each TP degree, and whether each fits; a cell that gives none says why."""
     parts, good = [], True
     for cell in cells_:
-        for tp in degrees(settings.tp):
+        own = as_its_backend(cell, settings)
+        for tp in degrees(own.tp):
             try:
-                text, fits = of_cell(cell, tp, settings)
+                text, fits = of_cell(cell, tp, own)
             except Failure as failure:
                 text, fits = f"{failure.status}: {failure.line()}" + f" ({failure.hint})" * bool(failure.hint), False
-            parts.append(f"## {cell.factors['model']}, {cell.factors['dtype']}, TP {tp}\n\n{text}")
+            how = f"gqa {own.gqa}, vocabulary {own.vocabulary}"
+            parts.append(f"## {cell.factors['model']}, {cell.factors['dtype']}, TP {tp}, {how}\n\n{text}")
             good = good and fits
     return "\n\n".join(parts), good
+
+
+def as_its_backend(cell: Cell, settings: schema.Sharding) -> schema.Sharding:
+    """What a cell's plan is made by: its backend's own degree, where that has one."""
+    backend = cell.config.backend if cell.config else None
+    if not hasattr(backend, "tp"):
+        return settings
+    return replace(settings, tp=backend.tp, gqa=backend.gqa, vocabulary=backend.vocabulary)
 
 
 def degrees(given: Any) -> list[Any]:
@@ -45,17 +57,43 @@ def of_cell(cell: Cell, tp: int, settings: schema.Sharding) -> tuple[str, bool]:
     config, layers = config_of(cell.config), cell.config.layers
     size = size_of(cell.config.dtype, config)
 
-    def at(degree: int) -> ShardingPlan:
-        plan = sharding.plan(config, degree, size, settings.gqa, settings.vocabulary)
+    def at(degree: int, gqa: str = settings.gqa) -> ShardingPlan:
+        plan = sharding.plan(config, degree, size, gqa, settings.vocabulary)
         return plan if layers == "all" else replace(plan, layers=plan.layers[: int(layers)])
 
-    # The others are planned only where a refusal asks for them.
-    return told(at(tp), settings, map(at, smaller(tp)))
+    # The others are planned only where a refusal, or a core that is too small, asks for them.
+    plan = at(tp)
+    fits_a_core = partial(fits, settings=settings)
+    others = filter(fits_a_core, map(at, [degree for degree in DEGREES if degree < tp]))
+    text, good = told(plan, settings, others)
+    if not fits_a_core(plan):
+        text += f"\n- {what_fits(plan, settings, at)}"
+    return text, good
 
 
-def smaller(tp: int) -> list[int]:
-    """TP degrees below one that a refusal may name: with fewer ranks less is held several times over."""
-    return [degree for degree in (16, 8, 4, 2) if degree < tp]
+def fits(plan: ShardingPlan, settings: schema.Sharding) -> bool:
+    """Whether a rank's weights and its cache fit a core."""
+    return plan.fits(settings.core_gb * GB, plan.kv_cache_bytes(settings.batch, settings.tokens))
+
+
+def what_fits(plan: ShardingPlan, settings: schema.Sharding, at: Callable[..., ShardingPlan]) -> str:
+    """What to do where a rank does not fit a core: another strategy at the degree, or the least degree that fits."""
+    ways = []
+    for gqa in sharding.STRATEGIES:
+        if gqa != settings.gqa and fits(other := at(plan.tp, gqa), settings):
+            ways.append(f"sharding.gqa={gqa} ({gb(other.rank_bytes)} a rank)")
+            break
+    for degree in [degree for degree in reversed(DEGREES) if degree > plan.tp]:
+        try:
+            other = at(degree)
+        except ConfigFailed:  # more ranks than query heads
+            break
+        if fits(other, settings):
+            ways.append(f"TP {degree} ({gb(other.rank_bytes)} a rank)")
+            break
+    return (
+        f"What would fit a core: {', or '.join(ways)}." if ways else "No other division of it fits a core: cut layers=."
+    )
 
 
 def config_of(config: schema.Factors) -> dict[str, Any]:
@@ -96,20 +134,21 @@ def told(plan: ShardingPlan, settings: schema.Sharding, others: Iterable[Shardin
     body = [[shown(row.get(name)) for name in header] for row in rows]
     counts = ", ".join(f"{number} {layout}" for layout, number in plan.counts().items())
     cache = plan.kv_cache_bytes(settings.batch, settings.tokens)
-    core = settings.core_gb * GB
+    seen = plan.kv_cache_bytes(settings.batch, settings.tokens, windowed=True)
+    kept = f" ({gb(seen)} with no more than its window in a sliding layer)" if seen != cache else ""
     free = settings.host_gb * GB if settings.host_gb else psutil.virtual_memory().available
-    fits, refused = plan.fits(core, cache), sharding.refusal(plan, free, settings.tracer, others)
+    good, refused = fits(plan, settings), sharding.refusal(plan, free, settings.tracer, others)
     lines = [
         f"{len(plan.layers)} layers by attention: {counts}. {plan.parameters:,} parameters,"
         f" {gb(plan.checkpoint_bytes)}; {gb(plan.rank_bytes)} a rank.",
-        f"Keys and values of {settings.tokens:,} tokens, batch {settings.batch}: {gb(cache)} a rank. With them a rank"
-        f" {'fits' if fits else 'DOES NOT FIT'} a core of {settings.core_gb:g} GB.",
+        f"Keys and values of {settings.tokens:,} tokens, batch {settings.batch}: {gb(cache)} a rank{kept}. With them a"
+        f" rank {'fits' if good else 'DOES NOT FIT'} a core of {settings.core_gb:g} GB; activations are not counted.",
         *(memory_line(plan, tracer) for tracer in sharding.TRACERS),
         f"Refused: {refused}." if refused else f"Tracing {settings.tracer} fits this host: {gb(free)} are free.",
     ]
     lines += [f"Left out of the plan: {', '.join(plan.left_out)}."] if plan.left_out else []
     text = "\n".join([markdown_table(header, body), "", *(f"- {line}" for line in lines)])
-    return text, fits and not refused
+    return text, good and not refused
 
 
 def memory_line(plan: ShardingPlan, tracer: str) -> str:

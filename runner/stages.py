@@ -311,4 +311,6 @@ def as_failure(stage: str, failed: TaskFailed) -> Failure:
     kind = NAMED_FAILURES.get(str(error.get("type")), STAGE_FAILURES[stage])
     transient = error.get("type") in TRANSIENT or any(word in message for word in OUT_OF_MEMORY)
     named = {"error_type": str(error.get("type", "")), "hint": str(error.get("hint", "")), "transient": transient}
-    return kind(message, **named, **common)
+    failure = kind(message, **named, **common)
+    failure.loading = error.get("loading") or ()
+    return failure

@@ -263,7 +263,7 @@ class SweepJob:
 
     def fail(self, cell_id: int, cell: Cell, failure: Failure, plan: Plan | None, runs, seconds: float) -> Ending:
         stages = plan.stages.items() if plan else ()
-        telling = ("prompts", "export", *recording.LOADERS, "constants")
+        telling = ("prompts", *recording.LOADERS, "constants")
         found = {name: self.store.find(name, stage.key) for name, stage in stages if name in telling}
         made = {name: artifact for name, artifact in found.items() if artifact}
         metas = [made[name].meta for name in telling if name in made]
@@ -271,6 +271,8 @@ class SweepJob:
         stand_in = next((meta["stand_in"] for meta in metas if meta.get("stand_in")), None)
         constants = read_json(made["constants"], recording.FILES["constants"]) if "constants" in made else None
         loading = loading_of(plan, made) if plan else []
+        if plan and failure.loading:
+            loading += record.loading_rows(plan.stages[failure.stage].key, failure.loading)
         new = recording.failure(failure, plan, runs, seconds, told, constants, loading, stand_in)
         made_of = recording.provenance(cell, plan, failure)
         result = record.record_result(self.engine, cell_id, new, made_of)

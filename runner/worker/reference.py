@@ -26,14 +26,19 @@ def run(arguments: dict, out: str) -> dict:
     """
     folder = arguments["checkpoint"]
     model, told = load(folder, arguments["compute_dtype"], arguments["attention"])
-    if missing := sorted(told["missing_keys"]):
+    missing = sorted(told["missing_keys"])
+    audited = loading.audit(model, loading.Stored(folder), "transformers", missing=missing)
+    if missing:
         # transformers fills them with random numbers and a warning, and would be no reference at all.
+        left = [row["name"] for row in audited if row["outcome"] == "dropped"]
+        also = f", and has what its model does not take: {', '.join(left[:5])}" if left else ""
         raise StageError(
-            f"the checkpoint lacks {len(missing)} tensors of its model: {', '.join(missing[:5])}",
+            f"the checkpoint lacks {len(missing)} tensors of its model: {', '.join(missing[:5])}{also}",
             kind="MissingTensors",
-            hint="config.json and the weights do not belong together, or a shard is incomplete",
+            hint="config.json and the weights do not belong together, a shard is incomplete, or keys are named"
+            " otherwise; python -m db loading CELL has every key",
+            loading=audited,
         )
-    audited = loading.audit(model, loading.Stored(folder), "transformers")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ends = end_tokens(folder)
     with open(arguments["prompts"], encoding="utf-8") as file:

@@ -20,18 +20,19 @@ import traceback
 
 MODULES = (
     "model", "checkpoint", "prompts", "reference", "noise", "export", "constants", "candidate", "compare",
-    "transformers_candidate", "shards", "tp_candidate",
+    "transformers_candidate", "shards", "tp_candidate", "neuron_compile", "neuron_candidate",
 )  # fmt: skip
 
 OF_THE_STORE = re.compile(r"[^\s'\"]*/(?:model|checkpoint)/[0-9a-f]{64}")
 
 
 class StageError(Exception):
-    """A failure that a stage foresaw: `kind` names it, `hint` says what to do."""
+    """A failure that a stage foresaw: `kind` names it, `hint` says what to do; `loading`: the audit's rows, where it is
+    about them."""
 
-    def __init__(self, message: str, kind: str = "", hint: str = ""):
+    def __init__(self, message: str, kind: str = "", hint: str = "", loading: list[dict] | None = None):
         super().__init__(message)
-        self.kind, self.hint = kind, hint
+        self.kind, self.hint, self.loading = kind, hint, loading
 
 
 def perform(request: dict) -> int:
@@ -87,6 +88,7 @@ def describe(error: BaseException, arguments: dict) -> dict:
         # A checkpoint of the store has a name that says nothing.
         "message": OF_THE_STORE.sub("CHECKPOINT", str(error) or type(error).__name__),
         "hint": getattr(error, "hint", ""),
+        "loading": getattr(error, "loading", None),
         "frame": frame_inside(error, overlay) if overlay else None,
     }
 

@@ -32,8 +32,9 @@ def test_each_backend_has_its_folder_and_its_keys():
 @pytest.mark.parametrize("backend", ["transformers", "tp_cpu"])
 def test_a_backend_without_a_builder_says_none(loader, backend):
     cells = sweep_of(loader, f"backend={backend}", "builder=0.14.1,0.18.0", "patch=none,rope_fix")
-    assert {(c.factors["builder"], c.factors["patch"]) for c in cells} == {("none", "none")}
-    assert len({cell.hash for cell in cells}) == 1
+    assert [(c.factors["builder"], c.factors["patch"]) for c in cells] == [("none", "none")]  # once
+    mixed = sweep_of(loader, f"backend=genai,{backend}", "builder=0.14.1,0.18.0", "layers=1,all")
+    assert [c.factors["backend"] for c in mixed] == ["genai"] * 4 + [backend] * 2
     (with_options,) = sweep_of(
         loader, f"backend={backend}", "builder=main", "builder.ref=abc", "backend.attention=eager"
     )
@@ -64,6 +65,8 @@ def test_a_bad_backend_says_what_is_allowed(loader, overrides, said, hint):
 def test_a_key_of_another_backend_fails_its_cells_alone(loader):
     cells = sweep_of(loader, "backend=genai,tp_cpu", "backend.tp=2,4")
     assert [bool(cell.failure) for cell in cells] == [True, True, False, False]
+    assert "there is no key backend.tp here" in cells[0].failure.message
+    assert "not every value of backend has this key" in cells[0].failure.hint
 
 
 @pytest.fixture(scope="module")

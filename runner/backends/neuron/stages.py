@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import psutil
 
-from runner import checkpoints, schema, sharding
-from runner.backends.tp_cpu.plan import plan_arguments
+from runner import schema, sharding
+from runner.backends.tp_cpu.plan import plan_arguments, planned
 from runner.backends.transformers.stages import DTYPES
 from runner.checkpoints import Checkpoint
 from runner.failures import ConfigFailed
@@ -66,7 +64,7 @@ def export_settings(config: schema.Factors, checkpoint: Checkpoint, layers: int 
     """Errors: `ConfigFailed` where the model cannot be planned."""
     backend = config.backend
     return {
-        "plan": plan_arguments(planned(config, checkpoint, layers)),
+        "plan": plan_arguments(planned(config, checkpoint, layers, BYTES[config.precision])),
         "copy_buffers": backend.copy_buffers,
         "model_builder": backend.model_builder,
         "buckets": list(backend.buckets),
@@ -87,13 +85,5 @@ def candidate_settings(config: schema.Factors) -> dict:
 def host_refusal(config: schema.Factors, checkpoint: Checkpoint, layers: int | None) -> str | None:
     """Why this host's memory would not do, as `sharding` estimates it."""
     tracer = sharding.ALL_RANKS if config.backend.model_builder == TRACE else sharding.ONE_RANK
-    return sharding.refusal(planned(config, checkpoint, layers), psutil.virtual_memory().available, tracer)
-
-
-def planned(config: schema.Factors, checkpoint: Checkpoint, layers: int | None) -> sharding.ShardingPlan:
-    """Errors: `ConfigFailed`."""
-    backend = config.backend
-    fields = checkpoints.read_config(checkpoint.path)
-    fields = fields.get("text_config") or fields if checkpoint.mixed else fields
-    plan = sharding.plan(fields, backend.tp, BYTES[config.precision], backend.gqa, backend.vocabulary)
-    return replace(plan, layers=plan.layers[:layers])
+    plan = planned(config, checkpoint, layers, BYTES[config.precision])
+    return sharding.refusal(plan, psutil.virtual_memory().available, tracer)

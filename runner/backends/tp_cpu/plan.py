@@ -1,10 +1,22 @@
-"""A sharding plan as data, for the worker, which imports nothing of the runner."""
+"""A cell's sharding plan, and the same as data for the worker, which imports nothing of the runner."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from runner import checkpoints, schema, sharding
+from runner.checkpoints import Checkpoint
 from runner.sharding import LayerPlan, ShardingPlan
+
+
+def planned(config: schema.Factors, checkpoint: Checkpoint, layers: int | None, width: float) -> ShardingPlan:
+    """The plan of a cell whose backend has a TP degree. width: bytes a weight. Errors: `ConfigFailed`."""
+    backend = config.backend
+    fields = checkpoints.read_config(checkpoint.path)
+    fields = fields.get("text_config") or fields if checkpoint.mixed else fields
+    plan = sharding.plan(fields, backend.tp, width, backend.gqa, backend.vocabulary)
+    return replace(plan, layers=plan.layers[:layers])
 
 
 def plan_arguments(plan: ShardingPlan) -> dict[str, Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from runner import checkpoints, schema, sharding
-from runner.backends.tp_cpu.plan import plan_arguments
+from runner import schema, sharding
+from runner.backends.tp_cpu.plan import plan_arguments, planned
 from runner.backends.transformers import stages as whole
 from runner.checkpoints import Checkpoint
 from runner.failures import ConfigFailed
@@ -29,12 +27,8 @@ def check(config: schema.Factors) -> None:
 
 def export_settings(config: schema.Factors, checkpoint: Checkpoint, layers: int | None) -> dict:
     """Errors: `ConfigFailed` where the model cannot be planned."""
-    backend = config.backend
-    fields = checkpoints.read_config(checkpoint.path)
-    fields = fields.get("text_config") or fields if checkpoint.mixed else fields
-    plan = sharding.plan(fields, backend.tp, gqa=backend.gqa, vocabulary=backend.vocabulary)
-    plan = replace(plan, layers=plan.layers[:layers])
-    return {"plan": plan_arguments(plan), "copy_buffers": backend.copy_buffers}
+    plan = planned(config, checkpoint, layers, width=2)  # its bytes are not asked for
+    return {"plan": plan_arguments(plan), "copy_buffers": config.backend.copy_buffers}
 
 
 def candidate_settings(config: schema.Factors) -> dict:
