@@ -294,6 +294,7 @@ def history_rows(
     newest = (
         filtered(select(func.max(Cell.id)).join(Result), filters or {}, status, sweep)
         .where(Result.status.not_in(NO_FINDINGS), (Result.status != "ok") | (Result.measurement_version == measured))
+        .where(Cell.builder != "none")  # what has no builder has no place among releases
         .group_by(Cell.hash)
     )
     lines: dict[tuple, list[dict[str, Any]]] = {}

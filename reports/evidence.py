@@ -254,8 +254,8 @@ def measured(facts: Sequence[Mapping[str, Any]]) -> str:
         "## How it was measured", "",
         "1. Both sides are given the same token ids (`prompts.json`), made once by the checkpoint's own tokenizer.",
         f"2. Reference: the checkpoint in transformers {versions['transformers']},"
-        f" {reference.get('compute_dtype', 'float32')}, {reference.get('attention', 'eager')} attention. Export: on"
-        f" ONNX Runtime GenAI {versions['onnxruntime-genai']}. Threads: {row['threads']}.",
+        f" {reference.get('compute_dtype', 'float32')}, {reference.get('attention', 'eager')} attention."
+        f" {candidates(facts, versions['onnxruntime-genai'])} Threads: {row['threads']}.",
         f"3. Greedy over the raw logits, up to {row['max_new_tokens']} new tokens; nothing of a generation config.",
         "4. The largest absolute difference of logits: at the first token, at each step while the texts agree, and at"
         " each step when both are fed the reference's tokens (forced).",
@@ -264,6 +264,14 @@ def measured(facts: Sequence[Mapping[str, Any]]) -> str:
         "`compare.py` prints the first-token and free-running differences; the forced ones and the noise floors, hence"
         " × noise, are in `results.json`.",
     ])  # fmt: skip
+
+
+def candidates(facts: Sequence[Mapping[str, Any]], runtime: str) -> str:
+    """What the candidates were computed by: a sentence for exports, and one for each backend without."""
+    rows = [fact["row"] for fact in facts]
+    said = [f"Export: on ONNX Runtime GenAI {runtime}."] * any(row["builder"] != "none" for row in rows)
+    own = dict.fromkeys((row["backend"], row["source"]) for row in rows if row["builder"] == "none")
+    return " ".join([*said, *(f"Backend {backend}: {source}." for backend, source in own)])
 
 
 def found(shown: str, judged: Mapping[str, Any]) -> str:

@@ -81,7 +81,12 @@ def steps(fact: Mapping[str, Any], venvs: Mapping[str, str], compared: bool) -> 
     """How one cell is made again: its notes, then its commands."""
     row, config, made = fact["row"], fact["config"], fact["environments"]
     cell, builder, backend = row["cell"], config.get("builder", {}), config.get("backend", {})
-    if "builder" not in made or row["builder"] == "none":
+    if row["builder"] == "none":
+        return [
+            f"No builder's export: backend {row['backend']}, {row['source'] or row['status']}. The command in"
+            " `commands.txt` computes it again."
+        ]
+    if "builder" not in made:
         return [f"No export that could be made again: {row['status']} on backend {row['backend']}."]
     python = {role: f"{venvs[environment['hash']]}/bin/python" for role, environment in made.items()}
     notes, block, model, patch = [], [], row["model"], f"< cell-{cell}.patch.diff"

@@ -76,7 +76,8 @@ def says(claim: Mapping[str, Any]) -> str:
     run = ", ".join(markdown_code(command).replace("|", "\\|") for command in claim.get("commands", ()))
     if claim["verdict"] == items.NO_CELL:
         return f"{items.NO_CELL}: {run}"
-    where = f"{claim['verdict']} on {markdown_text(', '.join(claim['builders']))}"
+    builders = ", ".join(builder for builder in claim["builders"] if builder != "none")
+    where = f"{claim['verdict']} on {markdown_text(builders)}" if builders else claim["verdict"]
     stand_ins = [f"by the stand-in {name}" for name in claim["stand_ins"]]
     if claim["verdict"] in (items.VERIFIED, items.PARTLY):
         count = len(claim["cells"])

@@ -23,13 +23,17 @@ async def find(
     `ReferenceFailed` where there is none.
     """
     wanted = [stages[name] for name in STAGES if name in stages]
+    nearest = [stage.name for stage in wanted]
     for keys in known:
         found = await asyncio.gather(*(artifact_of(store, sharing, stage.name, keys) for stage in wanted))
         pairs = list(zip(wanted, found, strict=True))
-        if all(artifact and fits(stage, artifact) for stage, artifact in pairs):
+        lacking = [stage.name for stage, artifact in pairs if not (artifact and fits(stage, artifact))]
+        if not lacking:
             return {stage.name: artifact.manifest["inputs"] for stage, artifact in pairs if artifact}
+        nearest = min(nearest, lacking, key=len)
+    near = f": the nearest has another {' and another '.join(nearest)}" if len(nearest) < len(wanted) else ""
     raise ReferenceFailed(
-        "reference=cached: no earlier reference of this checkpoint, these prompts and this noise is here",
+        f"reference=cached: no earlier reference of this checkpoint, these prompts and this noise is here{near}",
         hint="compute it where that can be done, with the same db.url and store.remote: backend=transformers runs no"
         " export; or leave reference=cached out",
         transient=True,

@@ -78,6 +78,15 @@ def test_pairs_that_flip_differ_in_one_factor_alone(engine):
     assert pairs.pair_rows(engine, {}, axes=["builder"]) == []
 
 
+def test_two_of_one_value_are_no_pair_nor_are_two_options_one_difference(engine):
+    store(engine, {"backend": "b"}, changed())
+    store(engine, {"backend": "b"}, changed(), ok(hash="f", status="load_failed", error="e"))  # run again, more strictly
+    store(engine, {"backend": "b"}, changed(), ok(hash="g", status="reference_failed", error="e"))  # says nothing of it
+    assert pairs.pair_rows(engine, {}) == []
+    differ = pairs.apart("options")
+    assert differ("a=1 b=2", "a=1 b=3") and differ("", "a=1") and not differ("a=1 b=2", "") and not differ("a=1", "a=1")
+
+
 def test_a_pair_says_what_else_differs_by_hash(engine):
     store(engine, {"builder": "1"}, changed(), transformers="4")
     store(engine, {"builder": "2"}, changed(source_tree="t"), ok(BAD, hash="b"), transformers="5")
