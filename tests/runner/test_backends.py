@@ -179,5 +179,5 @@ def test_the_plan_run_for_real_is_within_the_noise(shared_lab, trap, tp):
     rows = results(shared_lab, "--sweep", "latest")
     assert {row["verdict"] for row in rows} == {"within_noise"} and all(row["tokens_identical"] for row in rows)
     printed = shared_lab.call("db", "loading", str(rows[0]["cell"])).stdout
-    for outcome in ("sharded", "replicated", "copied", "cast", "computed"):
+    for outcome in ("sharded", "replicated", "copied", "tied", "computed"):
         assert outcome in printed
