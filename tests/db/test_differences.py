@@ -80,7 +80,7 @@ def test_pairs_that_flip_differ_in_one_factor_alone(engine):
 
 def test_two_of_one_value_are_no_pair_nor_are_two_options_one_difference(engine):
     store(engine, {"backend": "b"}, changed())
-    store(engine, {"backend": "b"}, changed(), ok(hash="f", status="load_failed", error="e"))  # run again, more strictly
+    store(engine, {"backend": "b"}, changed(), ok(hash="f", status="load_failed", error="e"))  # again, more strictly
     store(engine, {"backend": "b"}, changed(), ok(hash="g", status="reference_failed", error="e"))  # says nothing of it
     assert pairs.pair_rows(engine, {}) == []
     differ = pairs.apart("options")
