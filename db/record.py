@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Engine, delete, func, insert, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from db.artifacts import LOADING_FAULTS, ConstantValue, LoadedTensor, NoiseValue, Overlay, PromptInput
 from db.engine import reading, writing
@@ -283,23 +283,20 @@ def loading_rows(key: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, 
     return [{**row, "loading_key": key, "position": n} for n, row in enumerate(rows)]
 
 
-def reference_keys(engine: Engine, checkpoint_hash: str, most: int = 50) -> list[dict[str, str]]:
-    """The keys of the prompts, reference and noise stages of results of a checkpoint: {stage: key}, newest first."""
-    results = (
-        select(Result.id)
-        .where(Result.checkpoint_hash == checkpoint_hash, Result.status == "ok")
-        .order_by(Result.id.desc())
-        .limit(most)
-    )
-    query = select(StageRun.result_id, StageRun.stage, StageRun.key).where(
-        StageRun.result_id.in_(results), StageRun.stage.in_(("prompts", "reference", "noise"))
-    )
-    found: dict[int, dict[str, str]] = {}
+def reference_keys(engine: Engine, checkpoint_hash: str) -> list[dict[str, Any]]:
+    """The references of a checkpoint's results, newest first, each once with each noise: {"prompts", "reference",
+    "noise": keys, "environment": the id of what the reference was computed with}."""
+    stages = {name: aliased(StageRun) for name in ("prompts", "reference", "noise")}
+    keys = [stage.key.label(name) for name, stage in stages.items()]
+    query = select(func.max(Result.id), func.max(Result.reference_environment_id), *keys)
+    for name, stage in stages.items():
+        query = query.join(stage, (stage.result_id == Result.id) & (stage.stage == name), isouter=name == "noise")
+    query = query.where(Result.checkpoint_hash == checkpoint_hash, Result.status == "ok").group_by(*keys)
     with reading(engine) as session:
-        for result, stage, key in session.execute(query):
-            found.setdefault(result, {})[stage] = key
-    newest = (found[result] for result in sorted(found, reverse=True) if "reference" in found[result])
-    return [dict(keys) for keys in dict.fromkeys(tuple(sorted(keys.items())) for keys in newest)]
+        rows = sorted(session.execute(query), key=lambda row: -row[0])
+    return [
+        {"environment": row[1], **{name: getattr(row, name) for name in stages if getattr(row, name)}} for row in rows
+    ]
 
 
 def audit_findings(engine: Engine, result_id: int) -> int:

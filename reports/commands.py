@@ -75,6 +75,8 @@ def pinned(factor: str, row: Mapping[str, Any], config: Mapping[str, Any]) -> li
     part = config.get(factor) or {}
     if factor == "model" and str(part.get("path", "")) != f"checkpoints/{part.get('name')}":
         return ["model=path", f"model.path={quoted(part.get('path') or row['model'])}"]
+    if factor == "builder" and row[factor] == "none":
+        return []
     if factor == "builder":
         more = [f"builder.{key}={quoted(part[key])}" for key in ("transformers", "as_of") if part.get(key)]
         if part.get("kind") == "git":

@@ -25,6 +25,8 @@ def collect(db: str | None, sweep: str = "latest") -> dict[str, Any]:
     stage}}. Errors: `query.NotInDatabase`."""
     engine = open_database(db, create=False)
     sweep_id = query.sweep_id(engine, sweep, ACTIONS)
+    if query.action_of(engine, sweep_id) not in ACTIONS:
+        raise query.NotInDatabase(f"sweep {sweep_id} was of more than one stage: see python -m db sweeps")
     (about,) = [row for row in query.sweep_rows(engine) if row["sweep"] == sweep_id]
     rows = notes.with_findings(engine, query.cell_rows(engine, sweep=sweep_id))
     results = sorted({row["result"] for row in rows if row["result"]})

@@ -113,6 +113,8 @@ def cut(why: str) -> str:
 def commands(filters: Mapping[str, Sequence[str]]) -> list[str]:
     """The commands for the cells that filters ask for: one, and one for each patch that has settings of its own."""
 
+    # What a backend without a builder says of it is no value to ask for.
+    filters = {factor: v for factor, v in filters.items() if not (factor == "builder" and set(v) == {"none"})}
     fixed = [
         f"{factor}={','.join(map(quoted, v))}" for factor, v in filters.items() if factor not in ("patch", "options")
     ]

@@ -17,7 +17,7 @@ from runner.environments import Resolution
 
 # Raise a stage's number when its output changes for the same inputs.
 VERSIONS = {
-    "checkpoint": 4, "prompts": 4, "reference": 4, "noise": 2, "export": 3, "constants": 3, "candidate": 3,
+    "checkpoint": 5, "prompts": 4, "reference": 4, "noise": 2, "export": 3, "constants": 3, "candidate": 3,
     "compare": 4,
 }  # fmt: skip
 # How results of the comparison are told apart: the number that rows carry.
@@ -43,7 +43,8 @@ class Stage:
     role: whose environment it runs in. module: of the worker, where it is not
     the stage's own name. disk_bytes: about how much it writes, where that is
     known to be much. refusal: asked just before it is made: why this machine
-    cannot, or None.
+    cannot, or None. found_only: it was made with other packages than these, and
+    is never made here.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Stage:
     module: str = ""
     disk_bytes: int = 0
     refusal: Callable[[], str | None] = lambda: None
+    found_only: bool = False
 
     @cached_property
     def key(self) -> str:
@@ -127,7 +129,9 @@ def stages_of(parts: Parts, known: Mapping[str, dict] | None = None) -> dict[str
 
     def add(stage: Stage | None) -> None:
         if stage:
-            stages[stage.name] = replace(stage, inputs=known[stage.name]) if stage.name in (known or {}) else stage
+            if inputs := (known or {}).get(stage.name):
+                stage = replace(stage, inputs=inputs, found_only=True)
+            stages[stage.name] = stage
 
     add(checkpoint(parts) if parts.made else None)
     add(prompts(parts))

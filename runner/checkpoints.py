@@ -226,4 +226,23 @@ def keep_layers(asked: str, checkpoint: Checkpoint) -> int | None:
             f"layers={asked}: the checkpoint has {checkpoint.layers} layers",
             hint=f"allowed: all, or 1 to {checkpoint.layers}",
         )
+    if count < checkpoint.layers:
+        refuse_cut(asked, count, checkpoint)
     return None if count == checkpoint.layers else count
+
+
+def refuse_cut(asked: str, count: int, checkpoint: Checkpoint) -> None:
+    """Gemma 4 makes its last layer a full one whatever its config says, with weights of another shape.
+
+    Errors: `ConfigFailed` with the counts that leave a full layer last.
+    """
+    fields = read_config(checkpoint.path)
+    fields = fields.get("text_config") or fields
+    kinds = fields.get("layer_types")
+    if not checkpoint.model_type.startswith("gemma4") or not kinds or kinds[count - 1] == "full_attention":
+        return
+    fitting = [str(n) for n, kind in enumerate(kinds, 1) if kind == "full_attention"]
+    raise ConfigFailed(
+        f"layers={asked}: the last layer of a {checkpoint.model_type} is always a full one, and layer {count} slides",
+        hint=f"allowed: all, {', '.join(fitting)}",
+    )

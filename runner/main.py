@@ -129,6 +129,12 @@ def settings_of(config: DictConfig) -> schema.Settings:
                 hint=f"allowed: 0 < {names[0]} < {names[1]}, multiples of the noise floor",
             )
     one_of("sharding.tracer", settings.sharding.tracer, sharding.TRACERS)
+    if settings.sharding.tp == []:
+        raise ConfigFailed("sharding.tp: it is empty", hint="allowed: a TP degree, or a list of them: [2,4,8]")
+    for name in ("core_gb", "host_gb", "batch", "tokens"):
+        value = getattr(settings.sharding, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigFailed(f"sharding.{name}: {value} is not allowed", hint="allowed: a number above 0")
     for name, unit in (("timeout_seconds", "seconds"), ("stall_seconds", "seconds"), ("memory_gb", "GB")):
         value = getattr(settings.limits, name)
         if value is not None and not 0 < value < math.inf:

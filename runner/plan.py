@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import ModuleType
+from typing import Any
 
 from runner import (
     backends,
@@ -44,7 +45,8 @@ class Plan:
 
     results: the stages whose artifacts the cell's result is made of;
     result_hash: of everything that determines it. origin: where the checkpoint
-    is from.
+    is from. reference_environment: the database's id of the packages of a
+    reference that was found, which are not those of `resolutions`.
     """
 
     stages: dict[str, Stage]
@@ -55,6 +57,7 @@ class Plan:
     source: sources.Source | None
     overlay: overlays.Overlay | None
     threads: int
+    reference_environment: int | None = None
 
     @cached_property
     def result_hash(self) -> str:
@@ -72,7 +75,7 @@ class Planner:
     say: Callable[[str], None] = lambda text: None
     sharing: Sharing | None = None
     # The keys of the prompts, reference and noise of earlier results of a checkpoint, by its hash.
-    known_references: Callable[[str], list[dict[str, str]]] = lambda checkpoint: []
+    known_references: Callable[[str], list[dict[str, Any]]] = lambda checkpoint: []
     shared: dict[str, asyncio.Task] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -120,8 +123,8 @@ class Planner:
             hashing.of_value("model", cells.plain(config.model)), lambda: self.models.origin(config, constants)
         )
 
-    async def find_cached(self, checkpoint: checkpoints.Checkpoint, stages: dict[str, Stage]) -> dict[str, dict]:
-        """The inputs of a reference that is there already. Errors: `ReferenceFailed`."""
+    async def find_cached(self, checkpoint: checkpoints.Checkpoint, stages: dict[str, Stage]) -> references.Cached:
+        """A reference that is there already. Errors: `ReferenceFailed`."""
         sharing = self.sharing or Sharing.of(self.store, self.settings, self.say)
         return await references.find(self.store, sharing, self.known_references(checkpoint.hash), stages)
 
@@ -154,11 +157,13 @@ class Planner:
         refuse_lacking(config.backend.name, backend, resolutions["runtime"])
         parts = Parts(config, self.settings, backend, checkpoint, layers, resolutions, overlay)
         results = results_of(self.settings, config.backend.name, backend)
-        stages = stages_of(parts)
-        if cached and "reference" in stages:
-            stages = stages_of(parts, await self.find_cached(checkpoint, stages))
+        stages, found = stages_of(parts), None
+        if cached and "reference" in needed(stages, results):
+            found = await self.find_cached(checkpoint, stages)
+            stages = stages_of(parts, found.inputs)
         stages = needed(stages, results)
-        return Plan(stages, results, checkpoint, origin, resolutions, source, overlay, config.threads)
+        made_with = found.environment if found else None
+        return Plan(stages, results, checkpoint, origin, resolutions, source, overlay, config.threads, made_with)
 
 
 def refuse_lacking(name: str, backend: ModuleType, resolution: Resolution) -> None:

@@ -205,11 +205,15 @@ def new_result(
             "model_key": plan.origin.key if plan.origin.loading else None,
             "overlay_tree": plan.overlay.tree if plan.overlay else None,
         }
+    roles = dict(plan.resolutions) if plan else {}
+    if plan and plan.reference_environment is not None:
+        del roles["reference"]
+        values |= {"reference_environment_id": plan.reference_environment}
     return NewResult(
         values=values | {"seconds": seconds},
         environments={
             role: {"hash": resolution.hash, "platform": resolution.platform, "packages": resolution.packages}
-            for role, resolution in (plan.resolutions if plan else {}).items()
+            for role, resolution in roles.items()
         },
         machine=machine.describe(),
         stages=[run.row() for run in runs],

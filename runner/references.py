@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from runner.cell_stages import Stage
 from runner.failures import ReferenceFailed
@@ -13,14 +15,21 @@ from runner.store import Artifact, Store
 STAGES = ("prompts", "reference", "noise")
 
 
-async def find(
-    store: Store, sharing: Sharing, known: Iterable[Mapping[str, str]], stages: Mapping[str, Stage]
-) -> dict[str, dict]:
-    """The inputs of the prompts, reference and noise stages, as they were when a fitting reference was computed.
+@dataclass(frozen=True)
+class Cached:
+    """The inputs of the stages of a reference that is there, and the database's id of what it was computed with."""
 
-    known: keys of these stages of earlier results, newest first. One fits if
-    it was made of the same: only the packages may be others. Errors:
-    `ReferenceFailed` where there is none.
+    inputs: dict[str, dict]
+    environment: int | None
+
+
+async def find(
+    store: Store, sharing: Sharing, known: Iterable[Mapping[str, Any]], stages: Mapping[str, Stage]
+) -> Cached:
+    """A fitting reference: its prompts, reference and noise were made of the same, only the packages may be others.
+
+    known: keys of these stages of earlier results, newest first, each with its
+    "environment". Errors: `ReferenceFailed` where none fits.
     """
     wanted = [stages[name] for name in STAGES if name in stages]
     nearest = [stage.name for stage in wanted]
@@ -29,7 +38,8 @@ async def find(
         pairs = list(zip(wanted, found, strict=True))
         lacking = [stage.name for stage, artifact in pairs if not (artifact and fits(stage, artifact))]
         if not lacking:
-            return {stage.name: artifact.manifest["inputs"] for stage, artifact in pairs if artifact}
+            inputs = {stage.name: artifact.manifest["inputs"] for stage, artifact in pairs if artifact}
+            return Cached(inputs, keys.get("environment"))
         nearest = min(nearest, lacking, key=len)
     near = f": the nearest has another {' and another '.join(nearest)}" if len(nearest) < len(wanted) else ""
     raise ReferenceFailed(
@@ -40,7 +50,7 @@ async def find(
     )
 
 
-async def artifact_of(store: Store, sharing: Sharing, name: str, keys: Mapping[str, str]) -> Artifact | None:
+async def artifact_of(store: Store, sharing: Sharing, name: str, keys: Mapping[str, Any]) -> Artifact | None:
     """A stage's artifact, from the store or the remote."""
     if name not in keys:
         return None
@@ -48,6 +58,9 @@ async def artifact_of(store: Store, sharing: Sharing, name: str, keys: Mapping[s
 
 
 def fits(stage: Stage, artifact: Artifact) -> bool:
-    """Whether an artifact was made of what the stage would be made of."""
+    """Whether an artifact was made of what the stage would be made of, and by the same version of its code."""
     inputs = artifact.manifest.get("inputs")
-    return isinstance(inputs, dict) and Stage(stage.name, inputs, "", (), stage.arguments).loosely == stage.loosely
+    if not isinstance(inputs, dict):
+        return False
+    was = Stage(stage.name, inputs, "", (), stage.arguments)
+    return was.loosely == stage.loosely and was.key == artifact.manifest.get("key")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from runner import schema
 from runner.processes import in_thread
-from runner.remote import Remote, RemoteFailed, Unlike
+from runner.remote import Remote, RemoteFailed
 from runner.store import Artifact, Store
 
 # Transfers side by side.
@@ -43,8 +43,8 @@ class Sharing:
         try:
             pulled = await in_thread(self.remote.pull, self.store, kind, key)
         except RemoteFailed as failure:
-            self.asks = isinstance(failure, Unlike)  # that one alone is not what it should be
-            self.tell(f"not had from store.remote: {failure.line()} ({failure.hint})")
+            self.asks = not failure.error_type  # without one, this artifact alone is not what it should be
+            self.tell("not had from store.remote", failure)
             return None
         if said or pulled:
             self.say(f"{said or f'{kind} {key[:12]}'}: {'from' if pulled else 'not on'} store.remote")
@@ -55,17 +55,21 @@ class Sharing:
     def push(self, artifact: Artifact, kind: str, key: str) -> None:
         """Begin to put an artifact on the remote, unless that was begun. A push that broke off goes on where it was."""
         # A download of which nobody could say whether all is there is nobody else's.
-        if self.remote is None or f"{kind}/{key}" in self.pushes or artifact.meta.get("listed") is False:
+        known = f"{kind}/{key}" in self.pushes or artifact.meta.get("listed") is False
+        if self.remote is None or not self.asks or known:
             return
         self.pushes[f"{kind}/{key}"] = asyncio.create_task(self.put(artifact, kind, key))
 
     async def put(self, artifact: Artifact, kind: str, key: str) -> None:
         assert self.remote is not None
         async with self.slots:
+            if not self.asks:
+                return
             try:
                 await in_thread(self.remote.push, artifact, kind, key)
             except RemoteFailed as failure:
-                self.tell(f"not put on store.remote: {failure.line()} ({failure.hint})")
+                self.asks = self.asks and not failure.error_type
+                self.tell("not put on store.remote", failure)
 
     async def settle(self, seconds: float | None = None) -> None:
         """Wait for what is on its way, `seconds` at most; what is not there by then goes on at the next start."""
@@ -77,10 +81,13 @@ class Sharing:
         if late:
             self.say(f"{len(late)} not there yet: the next start goes on with them")
 
-    def tell(self, text: str) -> None:
-        if text not in self.told:
-            self.told.add(text)
-            self.say(text)
+    def tell(self, what: str, failure: RemoteFailed) -> None:
+        """Say what failed, once a kind: the messages have the artifacts' keys in them."""
+        kind = f"{what} {failure.error_type}"
+        if kind not in self.told:
+            self.told.add(kind)
+            without = "" if self.asks else "; this sweep goes on without it"
+            self.say(f"{what}: {failure.line()} ({failure.hint}){without}")
 
 
 def settled() -> asyncio.Future:

@@ -22,6 +22,7 @@ from runner.failures import (
     Failure,
     Killed,
     LoadFailed,
+    ReferenceFailed,
     Stalled,
     TimedOut,
     says_disk_full,
@@ -33,9 +34,9 @@ from runner.store import Artifact, Store
 from runner.workers import Task, TaskFailed, Workers
 
 # Errors of the machine's moment, which another run need not meet.
-TRANSIENT = ("MemoryError", "KeyboardInterrupt", "BlockingIOError", "OSError", "PermissionError")
+TRANSIENT = ("NoLoopback", "MemoryError", "KeyboardInterrupt", "BlockingIOError", "OSError", "PermissionError")
 # Errors that say more about what failed than the stage that met them.
-NAMED_FAILURES = {"LoadFailed": LoadFailed, "RemoteCode": CheckpointFailed}
+NAMED_FAILURES = {"LoadFailed": LoadFailed, "RemoteCode": CheckpointFailed, "RankKilled": Killed}
 # From how much on a stage's room on the disk is looked at beforehand.
 MUCH_BYTES = 100 * 10**6
 OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "Too many open files")
@@ -109,7 +110,7 @@ class Stages:
 
     def find(self, stage: Stage) -> Artifact | None:
         """The stage's artifact if it is whole to the last byte; asked once of each by a run."""
-        if self.fresh and stage.key not in self.made:
+        if self.fresh and stage.key not in self.made and not stage.found_only:
             return None
         artifact = self.store.find(stage.name, stage.key)
         if artifact and stage.key not in self.made and stage.key not in self.verified:
@@ -154,7 +155,7 @@ class Stages:
 
     async def pull(self, stage: Stage, runs: dict[str, StageRun]) -> Artifact | None:
         """The stage's artifact as another machine made it; what it stands on need not be here then."""
-        if self.sharing is None or self.sharing.remote is None or self.fresh:
+        if self.sharing is None or self.sharing.remote is None or (self.fresh and not stage.found_only):
             return None
         async with self.store.locked(f"{stage.name}-{stage.key}"):
             pulled = self.find(stage) or await self.sharing.pull(stage.name, stage.key)
@@ -166,6 +167,13 @@ class Stages:
     async def make(self, cell: str, plan: Plan, stage: Stage, runs: dict[str, StageRun]) -> Artifact:
         if pulled := await self.pull(stage, runs):
             return pulled
+        if stage.found_only:
+            raise ReferenceFailed(
+                f"reference=cached: its {stage.name} was there and is not any more, or is damaged",
+                stage=stage.name,
+                hint="compute it anew where that can be done, or leave reference=cached out",
+                transient=True,
+            )
         made = await gather(self.produce(cell, plan, need, runs) for need in stage.needs)
         inputs = dict(zip(stage.needs, made, strict=True))
         arguments = stage.arguments(

@@ -36,6 +36,7 @@ from runner.failures import (
     LoadFailed,
     Preempted,
     PromptsFailed,
+    ReferenceFailed,
     RunFailed,
     Skipped,
     StoreFailed,
@@ -324,10 +325,12 @@ def refuse_findings(artifact: Artifact) -> None:
 
 
 def refuse_unloaded(metas: dict[str, dict]) -> None:
-    """What a loader left at its default, or filled with something else, is another model. Errors: `LoadFailed`."""
+    """What a loader left at its default, or filled with something else, is another model. Errors: `LoadFailed`; of the
+    reference's loading, which says nothing of a candidate, `ReferenceFailed`."""
     for side in recording.LOADERS:
         if said := metas.get(side, {}).get("loading"):
-            raise LoadFailed(
+            kind = ReferenceFailed if side == "reference" else LoadFailed
+            raise kind(
                 f"{side}: {said}",
                 error_type="LoadAudit",
                 stage=side,

@@ -51,6 +51,8 @@ def run(arguments: dict, out: str) -> dict:
     """
     source, dtype, layers = arguments["source"], arguments["dtype"], arguments["layers"]
     names = sorted(name for name in os.listdir(source) if name != "manifest.json" and not name.endswith(".py"))
+    own = {os.path.basename(path) for path in files_of(source)}  # others are of nobody's, or another copy of it
+    names = [name for name in names if name in own or not name.endswith(".safetensors")]
     if "config.json" in names and (dtype in DTYPES or arguments["text_only"]):
         refuse_quantised(read_json(os.path.join(source, "config.json")))
     renamed = text_names(source, names) if arguments["text_only"] else None
@@ -83,6 +85,18 @@ def run(arguments: dict, out: str) -> dict:
     return {"dtypes": dict(counts), "findings": findings}
 
 
+def files_of(folder: str) -> list[str]:
+    """The paths of a checkpoint's files of weights: of several, model.safetensors or those that an index names, as
+    transformers takes them."""
+    names = sorted(name for name in os.listdir(folder) if name.endswith(".safetensors"))
+    index = os.path.join(folder, "model.safetensors.index.json")
+    if "model.safetensors" in names:
+        names = ["model.safetensors"]
+    elif os.path.exists(index):
+        names = sorted(set(read_json(index)["weight_map"].values()))
+    return [os.path.join(folder, name) for name in names]
+
+
 def overflow_findings(overflowed: Counter[str], dtype: str) -> list[dict]:
     """A warning where values beyond the new dtype's range became infinite."""
     if not overflowed:
@@ -103,7 +117,7 @@ def quantised(why: str) -> StageError:
     return StageError(
         f"the checkpoint is quantised, and cannot be cast, nor its text model taken alone: {why}",
         kind="Quantised",
-        hint="dequantise it first, or compare it as it is (dtype=stored, and model.text_only=false)",
+        hint="dequantise it first, or compare it as it is (dtype=stored)",
     )
 
 

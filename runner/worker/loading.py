@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from checkpoint import TYPES, read_json
+from checkpoint import TYPES, files_of
 from loading_names import Target, batches, ignored_by, pairs_tied_by, parts_of_quantised, targets
 from loading_rows import ABSENT, FAULTS, IGNORED, entry, fault_line, faults, finding, folded, merged, starred
 from safetensors import SafetensorError, safe_open
@@ -69,17 +69,6 @@ class Stored:
         """safetensors' own word for one that torch is not known to have."""
         code = self._entries[name][1]["dtype"]
         return TYPES.get(code, code)
-
-
-def files_of(folder: str) -> list[str]:
-    """The paths of a checkpoint's files of weights."""
-    names = sorted(name for name in os.listdir(folder) if name.endswith(".safetensors"))
-    index = os.path.join(folder, "model.safetensors.index.json")
-    if "model.safetensors" in names:
-        names = ["model.safetensors"]
-    elif os.path.exists(index):
-        names = sorted(set(read_json(index)["weight_map"].values()))
-    return [os.path.join(folder, name) for name in names]
 
 
 @dataclass(frozen=True)
@@ -361,7 +350,7 @@ def without_key(
             partner = pairs[name]
         if partner is not None:
             yield entry(name, held.kind, "tied", f"with {starred(partner)}", **held.sizes())
-        elif held.kind == "buffer":
+        elif held.kind == "buffer" and not (held.persistent and name in told.missing):
             yield entry(name, held.kind, "computed", ABSENT if held.persistent else "", **held.sizes())
         elif name in parts:
             yield entry(name, held.kind, "converted", "of a key with several", **held.sizes())

@@ -70,7 +70,14 @@ def join(rank: int, number: int, threads: int, folder: str) -> None:
     torch.set_num_threads(threads)
     os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
     store = distributed.FileStore(os.path.join(folder, "rendezvous"), number)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=number, timeout=TIMEOUT)
+    try:
+        distributed.init_process_group("gloo", store=store, rank=rank, world_size=number, timeout=TIMEOUT)
+    except RuntimeError as error:
+        raise StageError(
+            f"the ranks do not find each other over {LOOPBACK}: {str(error).splitlines()[0][:200]}",
+            kind="NoLoopback",
+            hint=f"gloo needs the loopback interface: ip link set {LOOPBACK} up",
+        ) from error
 
 
 def leave() -> None:
@@ -139,9 +146,10 @@ def failure(folder: str, rank: int, status: int) -> dict:
     if said:
         return {"rank": rank, **said}
     code = os.waitstatus_to_exitcode(status)
+    kind = "RankKilled" if -code in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGBUS) else "RankEnded"
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     hint = "memory may have run out: each rank has its own part, and what is replicated, once" if code == -9 else ""
-    return {"rank": rank, "type": "RankEnded", "message": how, "hint": hint, "at": time.monotonic()}
+    return {"rank": rank, "type": kind, "message": how, "hint": hint, "at": time.monotonic()}
 
 
 def first(failures: list[dict], number: int) -> StageError:

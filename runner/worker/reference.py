@@ -59,10 +59,24 @@ def run(arguments: dict, out: str) -> dict:
 
 
 def load(folder: str, dtype: str, attention: str):
-    """The model in `dtype` with this attention, and what transformers says of its loading."""
+    """The model in `dtype` with this attention, and what transformers says of its loading.
+
+    Errors: `StageError` for tensors of another shape than the model's.
+    """
     model, told = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=DTYPES[dtype], attn_implementation=attention, output_loading_info=True
+        folder,
+        dtype=DTYPES[dtype],
+        attn_implementation=attention,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are told of here, by name
     )
+    if odd := sorted(told.get("mismatched_keys") or ()):
+        said = ", ".join(f"{name} is {list(stored)} and not {list(own)}" for name, stored, own in odd[:3])
+        raise StageError(
+            f"{len(odd)} of the checkpoint's tensors have another shape than config.json says: {said}",
+            kind="MismatchedShapes",
+            hint="config.json and the weights do not belong together",
+        )
     return model.eval(), told
 
 

@@ -9,8 +9,7 @@ import os
 
 import layout
 import tp_model
-from checkpoint import write_json
-from loading import files_of
+from checkpoint import files_of, write_json
 from reference import layers_of
 from safetensors import safe_open
 from safetensors.torch import save_file

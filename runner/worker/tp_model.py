@@ -174,9 +174,9 @@ def set_heads(attention: nn.Module, layer: dict) -> None:
 
 @torch.no_grad()
 def load(model: nn.Module, path: str) -> list[str]:
-    """Copy a rank's file into its model, cast to the model's dtype. Returns the parameters that it does not have.
+    """Copy a rank's file into its model, cast to the model's dtype. Returns what it does not have of the model's.
 
-    Those are zeros then; buffers that it does not have keep their default. Errors: `StageError` for a tensor of
+    Parameters are zeros then; buffers keep their default. Errors: `StageError` for a tensor of
     another shape than the model's, or of a name that the model has not.
     """
     parameters = dict(model.named_parameters())
@@ -191,10 +191,9 @@ def load(model: nn.Module, path: str) -> list[str]:
                 shapes = f"{list(tensor.shape)}, and in the model {list(held.shape)}"
                 raise StageError(f"in the shard {name} is {shapes}", kind="ShardDiffers")
             held.copy_(tensor)
-    missing = [name for name in parameters if name not in names]
-    for name in missing:
+    for name in parameters.keys() - names:
         local(parameters[name]).zero_()
-    return missing
+    return [name for name in (*parameters, *persistent_buffers(model)) if name not in names]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 
+import numpy as np
 import pytest
 from composing import sweep_of
 from lab import artifacts, results, table_of, worst_first_diff
+from safetensors.numpy import load_file, save_file
 
-from runner import backends, schema
+from runner import backends, paths, schema
 
 
 def test_each_backend_has_its_folder_and_its_keys():
@@ -181,3 +184,60 @@ def test_the_plan_run_for_real_is_within_the_noise(shared_lab, trap, tp):
     printed = shared_lab.call("db", "loading", str(rows[0]["cell"])).stdout
     for outcome in ("sharded", "replicated", "copied", "tied", "computed"):
         assert outcome in printed
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """Makes a copy of a shipped checkpoint whose tensors a function has changed."""
+
+    def copied(name: str, change) -> str:
+        folder = tmp_path / name
+        shutil.copytree(paths.PROJECT / "checkpoints" / name, folder)
+        tensors = load_file(folder / "model.safetensors")
+        save_file(change(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+        return str(folder)
+
+    return copied
+
+
+@pytest.mark.slow
+def test_a_buffer_that_the_checkpoint_lacks_is_no_default_to_go_on_with(shared_lab, rope, copied):
+    folder = copied("tiny_gemma4", lambda all: {k: v for k, v in all.items() if "layer_scalar" not in k})
+    for backend in ("transformers", "tp_cpu"):
+        done = shared_lab.run("model=path", f"model.path={folder}", f"backend={backend}", "stages=candidate")
+        assert done.returncode == 1 and "load_failed: LoadAudit" in done.stdout, done.stdout
+        assert "model.layers.*.layer_scalar" in done.stdout
+    # As a reference it is none, and the audit of what it lacks is there to read.
+    done = shared_lab.run("model=path", f"model.path={folder}", "backend=transformers")
+    assert "reference_failed: MissingTensors" in done.stdout
+    (cell,) = {row["cell"] for row in results(shared_lab, "--sweep", "latest")}
+    printed = shared_lab.call("db", "loading", str(cell), "--faults").stdout
+    assert "layer_scalar" in printed and "reference" in printed
+
+
+@pytest.mark.slow
+def test_a_tensor_of_another_shape_is_named(shared_lab, rope, copied):
+    name = "model.layers.0.mlp.up_proj.weight"
+    folder = copied("tiny_llama", lambda all: {**all, name: all[name][:, :64].copy()})
+    done = shared_lab.run("model=path", f"model.path={folder}", "backend=transformers")
+    assert done.returncode == 1 and "MismatchedShapes" in done.stdout
+    assert "model.layers.0.mlp.up_proj.weight is [256, 64] and not [256, 128]" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_stray_file_of_weights_is_nobodys(shared_lab, rope, copied):
+    folder = copied("tiny_llama", lambda all: all)
+    zeros = {k: np.zeros_like(v) for k, v in load_file(f"{folder}/model.safetensors").items()}
+    save_file(zeros, f"{folder}/zz_ema.safetensors", metadata={"format": "pt"})
+    done = shared_lab.run("model=path", f"model.path={folder}", "backend=transformers", "dtype=bf16")
+    assert done.returncode == 0, done.stdout
+    assert all(row["sensible"] for row in results(shared_lab, "--sweep", "latest"))
+
+
+@pytest.mark.slow
+def test_gemma4_is_cut_only_where_a_full_layer_is_the_last(shared_lab, rope):
+    done = shared_lab.run("model=tiny_gemma4", "backend=transformers", "layers=2,3")
+    assert done.returncode == 1
+    rows = results(shared_lab, "--sweep", "latest")
+    assert {row["layers"]: row["status"] for row in rows} == {"2": "config_failed", "3": "ok"}
+    assert "allowed: all, 3, 6" in done.stdout

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 from lab import Lab, artifacts, results, table_of
 
@@ -61,3 +64,25 @@ def test_another_machine_takes_a_cached_reference_from_the_remote(lab: Lab, rope
     done = lab.run("reference=cached", "backend=transformers", "backend.attention=eager", remote, other)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "reference" in done.stderr and "from store.remote" in done.stderr
+
+
+def test_a_cached_reference_is_never_computed_and_keeps_its_own_packages(lab: Lab, rope):
+    assert lab.run("backend=transformers", "noise.variants=[]").returncode == 0
+    made = artifacts(lab, "reference")
+    asked = ("reference=cached", "backend=transformers", "runtime=transformers_4.57.6", "noise.variants=[]")
+    done = lab.run(*asked, "rerun=all")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert artifacts(lab, "reference") == made and ": reference" not in done.stderr
+    (cell,) = {row["cell"] for row in results(lab, "--sweep", "latest")}
+    packages = json.loads(lab.call("db", "env", str(cell), "--format", "json").stdout)
+    (row,) = [row for row in packages if row["package"] == "transformers"]
+    assert row["reference"] == "5.13.0" and row["runtime"] == "4.57.6"
+    # A byte of it is another: it is refused, and not made anew with these packages.
+    (logits,) = (lab.store / "reference").glob("*/0.npy")
+    content = bytearray(logits.read_bytes())
+    content[-1] ^= 1
+    logits.write_bytes(content)
+    shutil.rmtree(lab.store / "candidate")
+    shutil.rmtree(lab.store / "compare")
+    done = lab.run(*asked, "max_new_tokens=20", "rerun=all")
+    assert done.returncode == 1 and "reference_failed" in done.stdout and "is damaged" in done.stdout

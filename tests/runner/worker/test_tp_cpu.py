@@ -278,7 +278,7 @@ def test_a_rank_that_fails_ends_the_others_and_is_named(with_torch):
     raises, foreseen, killed, leaves, works = with_torch(STAGES + FAILING)
     assert raises[0] == ["KeyError", "rank 1 of 3: 'what is missing'", ""]
     assert foreseen[0] == ["Foreseen", "rank 2 of 3: no such thing", "do this"]
-    assert killed[0][:2] == ["RankEnded", "rank 0 of 3: was ended by SIGKILL"] and "memory" in killed[0][2]
+    assert killed[0][:2] == ["RankKilled", "rank 0 of 3: was ended by SIGKILL"] and "memory" in killed[0][2]
     assert leaves[0] == ["RankEnded", "rank 1 of 3: ended with exit code 3", ""]
     assert works[0] == [{"rank": rank, "threads": 1} for rank in range(3)]
     assert all(none_left and seconds < 30 for _, none_left, seconds in (raises, foreseen, killed, leaves, works))
