@@ -1,8 +1,6 @@
 # `make run` and `make test` set up what they need on a fresh machine.
 PYTHON ?= python3
 BIN := .venv/bin
-# Two files of tests at a time: half of a test is one process that imports torch.
-SIDE_BY_SIDE ?= -n 2 --dist loadfile
 ARGS ?= builder=0.14.1,0.18.0 patch=none,rope_fix
 
 .PHONY: setup run test lint bench clean
@@ -20,9 +18,9 @@ run: setup
 
 test: setup lint
 	@echo "== fast tests"
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow"
+	$(BIN)/python -m pytest -m "not slow"
 	@echo "== tests with real builders"
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m slow --durations=10
+	$(BIN)/python -m pytest -m slow --durations=10
 
 lint: setup
 	$(BIN)/ruff check .
