@@ -7,6 +7,7 @@ always new ones.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -17,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import uv
 from omegaconf import OmegaConf
 
-from runner import patches, paths
+from runner import environments, patches, paths
 from runner.schema import Change, Changes
 
 ENVIRONMENTS = paths.state_root() / "store" / "environments"
@@ -69,6 +71,17 @@ def with_transformers_5() -> Path:
         if packages.get("transformers", "").startswith("5."):
             return stamp.parent / "bin" / "python"
     raise AssertionError("no environment has transformers 5")
+
+
+def with_stand_in(folder: Path) -> Path:
+    """An interpreter that leads on to the reference's environment and to the stand-in for Neuron's packages."""
+    base = with_transformers_5()
+    subprocess.run([uv.find_uv_bin(), "venv", "--quiet", "--python", base, folder], check=True)
+    python = folder / "bin" / "python"
+    asyncio.run(environments.lead_on(python, base))
+    packages = next((folder / "lib").glob("python*/site-packages"))
+    (packages / "stand_in.pth").write_text(f"{paths.PROJECT / 'tests' / 'neuron_stand_in'}\n", encoding="utf-8")
+    return python
 
 
 def run_git(folder: Path, *arguments: str) -> str:

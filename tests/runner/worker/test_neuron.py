@@ -9,9 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-import uv
 import yaml
-from lab import with_transformers_5
+from lab import with_stand_in
 from safetensors.numpy import load_file, save_file
 
 from runner import environments, paths
@@ -21,7 +20,6 @@ from runner.sharding import plan
 pytestmark = pytest.mark.slow
 
 CHECKPOINT = paths.PROJECT / "checkpoints" / "tiny_gemma4"
-STAND_IN = Path(__file__).parents[2] / "neuron_stand_in"
 # As the worker does it: this process imports, and each stage is a child that it forks.
 STAGES = """
 import importlib, os, shutil
@@ -106,14 +104,7 @@ def given(tp: int, gqa: str = "replicate-layer", vocabulary: str = "sharded") ->
 @pytest.fixture(scope="module")
 def interpreter(rope, tmp_path_factory) -> Path:
     """Of an environment that leads on to the reference's, and to the stand-in."""
-    folder = tmp_path_factory.mktemp("neuron") / "environment"
-    base = with_transformers_5()
-    subprocess.run([uv.find_uv_bin(), "venv", "--quiet", "--python", base, folder], check=True)
-    python = folder / "bin" / "python"
-    asyncio.run(environments.lead_on(python, base))
-    packages = next((folder / "lib").glob("python*/site-packages"))
-    (packages / "stand_in.pth").write_text(f"{STAND_IN}\n", encoding="utf-8")
-    return python
+    return with_stand_in(tmp_path_factory.mktemp("neuron") / "environment")
 
 
 @pytest.fixture
