@@ -129,6 +129,15 @@ def finding_line(kind: str, check: str, mine: tuple[int, ...], said: list[tuple[
     return f"{title}, {cells(mine)}{named}: {check}: {markdown_code(evidence)}{others}."
 
 
+def stand_ins(rows: list[dict[str, Any]]) -> list[str]:
+    """What was made by no real thing."""
+    found: dict[str, list[int]] = {}
+    for row in rows:
+        if row["stand_in"]:
+            found.setdefault(row["stand_in"], []).append(row["cell"])
+    return [f"Made by the stand-in {name}: {cells(mine)}." for name, mine in found.items()]
+
+
 def sources(rows: list[dict[str, Any]]) -> list[str]:
     """What candidates without a builder were computed by."""
     found: dict[tuple[str, str], list[int]] = {}

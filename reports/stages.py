@@ -53,7 +53,7 @@ def markdown(report: dict[str, Any]) -> str:
     fixed = ", ".join(f"{name} {rows[0][name]}" for name in NAMES if name not in shown and rows[0][name])
     more = "runs them again, beside a reference" if candidates else "finds these and goes on from there"
     lines = [f"All cells: {fixed}.", f"Nothing was compared: the full sweep {more}.", *notes.sources(rows)]
-    lines += [f"Made by the stand-in {row['stand_in']}: cell {row['cell']}." for row in rows if row["stand_in"]]
+    lines += notes.stand_ins(rows)
     lines += notes.findings(rows) + notes.failures(rows)
     header = ["cell", *shown, *(SAID if candidates else EXPORTED)]
     if not candidates and not any(row[header.index("Measured")] for row in body):

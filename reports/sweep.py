@@ -147,5 +147,5 @@ def below(rows: list[dict[str, Any]]) -> list[str]:
         if r["source"] and r["builder"] != "none" and not r["source"].startswith("release")
     ]
     lines += notes.sources(rows)
-    lines += [f"Made by the stand-in {r['stand_in']}: cell {r['cell']}." for r in rows if r["stand_in"]]
+    lines += notes.stand_ins(rows)
     return [f"- {line}" for line in [*dict.fromkeys(lines), *notes.failures(rows)]]

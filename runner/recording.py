@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from db.record import NewResult, Provenance, loading_rows
 from db.scrub import scrub
-from runner import machine, schema
+from runner import backends, machine, schema
 from runner.cell_stages import MEASUREMENT_VERSION
 from runner.cells import Cell
 from runner.checkpoints import CONFIG_DTYPES as DTYPE_WORDS
@@ -250,8 +250,11 @@ def provenance(cell: Cell, plan: Plan | None, failed: Failure | None = None) -> 
 def candidate_source(backend: schema.Backend, plan: Plan) -> str:
     """What a candidate without a builder is computed by, which no label says."""
     packages = plan.resolutions["runtime"].packages
-    given = plan.stages["candidate"].inputs if "candidate" in plan.stages else {}
-    told = [f"transformers {packages.get('transformers', '?')}"]
+    given = {}
+    for stage in ("export", "candidate"):
+        given |= plan.stages[stage].inputs if stage in plan.stages else {}
+    names = dict.fromkeys(("transformers", *backends.stages(backend.name).REQUIRES))
+    told = [f"{name} {packages[name]}" for name in names if name in packages]
     told += [f"{given['attention']} attention"] if given.get("attention") else []
     told += [f"computed in {given['compute_dtype']}"] if given.get("compute_dtype") else []
     told += [f"{backend.tp} processes"] if hasattr(backend, "tp") else []
