@@ -47,9 +47,16 @@ def open_database(given: str | None = None, create: bool = True) -> Engine:
     text = url_of(given)
     try:
         url = make_url(text)
+        if (
+            url.drivername == "postgresql"
+        ):  # the driver that the project's extra brings, whatever SQLAlchemy's default is
+            url = url.set(drivername="postgresql+psycopg")
         engine = create_engine(url)
-    except (ArgumentError, ModuleNotFoundError) as error:
+    except ArgumentError as error:
         raise DatabaseProblem(f"db.url {text!r}: {error}") from error
+    except ModuleNotFoundError as error:
+        hint = "python -m pip install 'psycopg[binary]', which is the project's extra postgres"
+        raise DatabaseProblem(f"db.url {url.render_as_string()}: {error} ({hint})") from error
     if url.get_backend_name() == "sqlite":
         if url.database in (None, "", ":memory:"):
             raise DatabaseProblem(f"db.url {text!r}: a database in memory is gone when its sweep ends; name a file")

@@ -21,11 +21,12 @@ SAID = ("Prompt", "Outcome", "Text")
 
 
 def collect(db: str | None, sweep: str = "latest") -> dict[str, Any]:
-    """The report as data: {"sweep": its row, "rows": a dict a cell, "said": {result: prompts}, "exports": {result:
-    stage}}. Errors: `query.NotInDatabase`."""
+    """The report as data: {"sweep": its row, "action", "rows": a dict a cell, "said": {result: prompts}, "exports":
+    {result: stage}}. Errors: `query.NotInDatabase`."""
     engine = open_database(db, create=False)
     sweep_id = query.sweep_id(engine, sweep, ACTIONS)
-    if query.action_of(engine, sweep_id) not in ACTIONS:
+    action = query.action_of(engine, sweep_id)
+    if action not in ACTIONS:
         raise query.NotInDatabase(f"sweep {sweep_id} was of more than one stage: see python -m db sweeps")
     (about,) = [row for row in query.sweep_rows(engine) if row["sweep"] == sweep_id]
     rows = notes.with_findings(engine, query.cell_rows(engine, sweep=sweep_id))
@@ -36,7 +37,7 @@ def collect(db: str | None, sweep: str = "latest") -> dict[str, Any]:
     }
     exports = detail.stages_of(engine, results, "export")
     engine.dispose()
-    return {"sweep": about, "rows": rows, "said": said, "exports": exports}
+    return {"sweep": about, "action": action, "rows": rows, "said": said, "exports": exports}
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -45,7 +46,7 @@ def markdown(report: dict[str, Any]) -> str:
     if not rows:
         return "No cells."
     shown = shown_names(rows, ALWAYS)
-    candidates = any(report["said"].values())
+    candidates = report["action"] == "candidate"
     body = []
     for row in rows:
         head = ["" if row[name] is None else row[name] for name in ("cell", *shown)]

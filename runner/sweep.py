@@ -25,7 +25,7 @@ from sqlalchemy import Engine
 
 from db import engine as database
 from db import record
-from runner import paths, recording, schema
+from runner import backends, paths, recording, schema
 from runner.cells import FACTORS, Cell
 from runner.checkpoints import Inspector
 from runner.failures import (
@@ -390,7 +390,10 @@ async def in_parallel(items: list, work, at_a_time: int) -> None:
 
 def jobs_of(settings: schema.Settings, cells: Sequence[Cell]) -> int:
     """How many stages run at a time: as asked, or one per core and thread."""
-    threads = max((cell.config.threads for cell in cells if cell.config), default=1)
+    configs = [cell.config for cell in cells if cell.config]
+    if any(backends.stages(config.backend.name).ONE_AT_A_TIME for config in configs):
+        return settings.jobs or 1
+    threads = max((config.threads for config in configs), default=1)
     return settings.jobs or max(1, (os.cpu_count() or 1) // threads)
 
 

@@ -7,6 +7,8 @@ A backend's ``stages.py`` has
 - CONSTANTS: whether the export's constants can be read.
 - EXPORT, CANDIDATE: the modules of ``runner/worker/`` that run its stages;
   EXPORT is None where the candidate needs none.
+- ONE_AT_A_TIME: whether a sweep with it runs one stage at a time, unless jobs=
+  says otherwise.
 - REQUIRES: packages that the runtime's environment must have; LACKING: what to
   do where it has not.
 - check(config): what types cannot check. Errors: `ConfigFailed`.

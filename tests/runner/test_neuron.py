@@ -15,7 +15,7 @@ def asked(rope, tmp_path_factory) -> tuple[str, ...]:
     python = with_stand_in(tmp_path_factory.mktemp("neuron") / "environment")
     return (
         "model=tiny_gemma4", "backend=neuron", "backend.tp=2", "backend.buckets=[64,128]", "backend.max_len=256",
-        "jobs=1", f"env.python={python}",
+        f"env.python={python}",
     )  # fmt: skip
 
 

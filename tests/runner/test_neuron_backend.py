@@ -15,7 +15,8 @@ DEFAULTS = yaml.safe_load((paths.CONF / "backend" / "neuron.yaml").read_text(enc
 
 
 def config(precision: str = "fp32", **keys) -> SimpleNamespace:
-    return SimpleNamespace(precision=precision, threads=2, backend=SimpleNamespace(**DEFAULTS | keys))
+    factors = {"max_new_tokens": 20, "precision": precision, "threads": 2}
+    return SimpleNamespace(**factors, backend=SimpleNamespace(**DEFAULTS | keys))
 
 
 def test_what_conf_has_is_allowed():

@@ -7,6 +7,7 @@ from runner.checkpoints import Checkpoint
 
 BUILDER = CONSTANTS = True
 EXPORT, CANDIDATE = "export", "candidate"
+ONE_AT_A_TIME = False
 REQUIRES, LACKING = ("onnxruntime-genai",), "lay it over the interpreter with env.extras"
 
 

@@ -12,6 +12,7 @@ from runner.failures import ConfigFailed
 
 BUILDER = CONSTANTS = False
 EXPORT, CANDIDATE = "neuron_compile", "neuron_candidate"
+ONE_AT_A_TIME = True  # a process holds every core of a device
 REQUIRES = ("torch-neuronx", "neuronx-distributed")
 LACKING = "PyPI has them not: set env.python= to the interpreter of a Neuron machine's environment"
 V1, V2, TRACE = MODEL_BUILDERS = ("v1", "v2", "parallel_model_trace")
@@ -36,6 +37,11 @@ def check(config: schema.Factors) -> None:
         if value is not None and not 1 <= value <= most:
             raise ConfigFailed(f"backend.{key}: {value} is not allowed", hint=f"allowed: 1 to {most}")
     check_lengths(backend)
+    if config.max_new_tokens >= backend.max_len:
+        raise ConfigFailed(
+            f"max_new_tokens: {config.max_new_tokens} and a prompt do not fit backend.max_len={backend.max_len}",
+            hint="raise backend.max_len: keys and values of a prompt and of what continues it must fit",
+        )
     if backend.model_builder == V1 and backend.max_parallel_compilations is not None:
         raise ConfigFailed(
             f"backend.max_parallel_compilations: {V1} compiles one rank, and all of its graphs at once",

@@ -10,6 +10,7 @@ from runner.failures import ConfigFailed
 
 BUILDER = CONSTANTS = False
 EXPORT, CANDIDATE = "shards", "tp_candidate"
+ONE_AT_A_TIME = False
 REQUIRES, LACKING = ("transformers",), "lay it over the interpreter with env.extras"
 
 

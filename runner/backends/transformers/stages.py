@@ -8,6 +8,7 @@ from runner.failures import ConfigFailed
 
 BUILDER = CONSTANTS = False
 EXPORT, CANDIDATE = None, "transformers_candidate"
+ONE_AT_A_TIME = False
 REQUIRES, LACKING = ("transformers",), "lay it over the interpreter with env.extras"
 # The dtype to load and compute in, by the factor `precision`.
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
