@@ -103,3 +103,10 @@ def test_other_peoples_databases_are_left_alone(tmp_path):
 def test_a_database_in_memory_is_refused(url):
     with pytest.raises(database.DatabaseProblem, match="in memory"):
         database.open_database(url)
+
+
+def test_a_database_that_cannot_be_opened_keeps_its_password():
+    with pytest.raises(database.DatabaseProblem) as caught:
+        database.open_database("postgresql://user:s3cret@127.0.0.1:1/lab", create=False)
+    assert "s3cret" not in str(caught.value)
+    assert "psycopg" in str(caught.value) or "refused" in str(caught.value)  # without the driver, and with it
