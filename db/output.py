@@ -105,6 +105,11 @@ def show_pairs(pairs: Mapping[str, Any]) -> None:
             print(f"{name}: {lines[0]}")
 
 
+def gigabytes(size: float) -> str:
+    """Bytes as a reader takes them in: 1.23 GB."""
+    return f"{size / 1e9:.3g} GB"
+
+
 def short(value: Any) -> str:
     """A value in a few characters, on one line."""
     if value is None:

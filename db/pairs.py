@@ -82,7 +82,7 @@ def apart(axis: str) -> Callable[[str, str], bool]:
 
 
 def chosen(
-    members: Sequence[Member], asked: Sequence[str], differ: Callable[[str, str], bool] = apart("model")
+    members: Sequence[Member], asked: Sequence[str], differ: Callable[[str, str], bool]
 ) -> tuple[int, int] | None:
     """The better and the worse cell of the pair that is shown of a set; None where what was asked for flips nothing.
 

@@ -54,6 +54,8 @@ OF_EXPORT = ("ok", "export_failed", "load_failed", "run_failed")
 KINDS = {"nan": math.nan, "+inf": math.inf, "-inf": -math.inf}
 
 
+# What sweeps of one stage did (``stages=``): they compared nothing.
+ONE_STAGE = ("export", "candidate")
 # Of all sweeps those that compared logits: the others' cells are in no table of results.
 OF_RUNS = Cell.sweep_id.not_in(select(Sweep.id).where(Sweep.action != "run"))
 

@@ -44,7 +44,7 @@ def collect(db: str | None, sweep: str = "latest", every: bool = False) -> dict[
     """The report as data: {"sweep": its number, "rows": a dict a cell with its "loading", "every": whether each key
     has a row}. Errors: `query.NotInDatabase`."""
     engine = open_database(db, create=False)
-    sweep_id = query.sweep_id(engine, sweep, ("run", "export", "candidate"))
+    sweep_id = query.sweep_id(engine, sweep, ("run", *query.ONE_STAGE))
     rows = query.cell_rows(engine, sweep=sweep_id)
     found = detail.loading_of(engine, sorted({row["result"] for row in rows if row["result"]}))
     rows = [row | {"loading": found.get(row["result"], [])} for row in rows]

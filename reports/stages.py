@@ -10,12 +10,11 @@ from typing import Any
 
 from db import detail, query
 from db.engine import open_database
-from db.output import markdown_table
+from db.output import gigabytes, markdown_table
 from reports import notes
 from reports.sweep import ALWAYS, failure_text
 from reports.table import NAMES, number, shown_names
 
-ACTIONS = ("export", "candidate")
 EXPORTED = ("Export", "Seconds", "Peak memory", "Measured", "Artifact")
 SAID = ("Prompt", "Outcome", "Text")
 
@@ -24,9 +23,9 @@ def collect(db: str | None, sweep: str = "latest") -> dict[str, Any]:
     """The report as data: {"sweep": its row, "action", "rows": a dict a cell, "said": {result: prompts}, "exports":
     {result: stage}}. Errors: `query.NotInDatabase`."""
     engine = open_database(db, create=False)
-    sweep_id = query.sweep_id(engine, sweep, ACTIONS)
+    sweep_id = query.sweep_id(engine, sweep, query.ONE_STAGE)
     action = query.action_of(engine, sweep_id)
-    if action not in ACTIONS:
+    if action not in query.ONE_STAGE:
         raise query.NotInDatabase(f"sweep {sweep_id} was of more than one stage: see python -m db sweeps")
     (about,) = [row for row in query.sweep_rows(engine) if row["sweep"] == sweep_id]
     rows = notes.with_findings(engine, query.cell_rows(engine, sweep=sweep_id))
@@ -70,18 +69,14 @@ def columns_of(row: Mapping[str, Any], report: Mapping[str, Any], candidates: bo
     if candidates:
         return [[said["prompt"], said["outcome"], said["text"]] for said in report["said"].get(row["result"], [])]
     stage = report["exports"].get(row["result"], {})
-    seconds = stage.get("seconds")
+    seconds, peak = stage.get("seconds"), stage.get("peak_memory_bytes")
     measured = ", ".join(f"{name} {number(value)}" for name, value in (row["timings"] or {}).items())
     return [
         [
             "found" if stage.get("found") else "made",
             "" if seconds is None else number(seconds),
-            gigabytes(stage.get("peak_memory_bytes")),
+            "" if peak is None else gigabytes(peak),
             measured,
             stage.get("artifact", ""),
         ]
     ]
-
-
-def gigabytes(size: int | None) -> str:
-    return "" if size is None else f"{size / 1e9:.3g} GB"

@@ -24,7 +24,7 @@ def collect(db: str | None, sweep: str = "latest") -> dict[str, Any]:
     engine = open_database(db, create=False)
     sweep_id = query.sweep_id(engine, sweep)
     (about,) = [row for row in query.sweep_rows(engine) if row["sweep"] == sweep_id]
-    if (action := query.action_of(engine, sweep_id)) in ("export", "candidate"):
+    if (action := query.action_of(engine, sweep_id)) in query.ONE_STAGE:
         raise query.NotInDatabase(
             f"sweep {sweep_id} compared nothing (stages={action}): python -m reports stages --sweep {sweep_id}"
         )

@@ -80,8 +80,8 @@ class Planner:
 
     def __post_init__(self) -> None:
         self.mirrors = git.Mirrors(self.store, self.once)
-        sharing = self.sharing or Sharing.of(self.store, self.settings, self.say)
-        self.models = Models(self.store, sharing, self.inspector, self.resolve, self.make, self.say)
+        self.sharing = self.sharing or Sharing.of(self.store, self.settings, self.say)
+        self.models = Models(self.store, self.sharing, self.inspector, self.resolve, self.make, self.say)
 
     async def once(self, key: str, make: Callable):
         """The result of `make()`, shared by everyone who asks for `key`."""
@@ -125,8 +125,8 @@ class Planner:
 
     async def find_cached(self, checkpoint: checkpoints.Checkpoint, stages: dict[str, Stage]) -> references.Cached:
         """A reference that is there already. Errors: `ReferenceFailed`."""
-        sharing = self.sharing or Sharing.of(self.store, self.settings, self.say)
-        return await references.find(self.store, sharing, self.known_references(checkpoint.hash), stages)
+        assert self.sharing is not None
+        return await references.find(self.store, self.sharing, self.known_references(checkpoint.hash), stages)
 
     async def plan(self, cell: Cell) -> Plan:
         """Errors: the `Failure` of whatever could not be prepared."""

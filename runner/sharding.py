@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from db.output import runs
+from db.output import gigabytes, runs
 from runner.architectures import (
     Heads,
     Model,
@@ -253,23 +253,19 @@ def refusal(plan: ShardingPlan, free_bytes: float, tracer: str, others: Iterable
         return None
     ways = []
     if tracer == ALL_RANKS and (single := host_memory(plan, ONE_RANK).total) <= free_bytes:
-        ways.append(f"trace one rank (ModelBuilder), which needs about {_gb(single)}")
+        ways.append(f"trace one rank (ModelBuilder), which needs about {gigabytes(single)}")
     needs = ((other.tp, host_memory(other, tracer).total) for other in others)
-    ways += [f"take TP {tp}, which needs about {_gb(size)}" for tp, size in needs if size <= free_bytes][:1]
+    ways += [f"take TP {tp}, which needs about {gigabytes(size)}" for tp, size in needs if size <= free_bytes][:1]
     cuts = (replace(plan, layers=plan.layers[:number]) for number in range(len(plan.layers) - 1, 0, -1))
     fitting = next((len(cut.layers) for cut in cuts if host_memory(cut, tracer).total <= free_bytes), 0)
     if fitting:
         ways.append(f"take fewer layers (layers={fitting})")
-    ways = ways or [f"a host with {_gb(need.total)} free is needed"]
-    parts = ", ".join(f"{name} {_gb(size)}" for name, size in need.parts.items())
+    ways = ways or [f"a host with {gigabytes(need.total)} free is needed"]
+    parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in need.parts.items())
     return (
-        f"tracing {tracer} at TP {plan.tp} needs about {_gb(need.total)} of host memory (an estimate: {parts}), "
-        f"and {_gb(free_bytes)} are free: {', or '.join(ways)}"
+        f"tracing {tracer} at TP {plan.tp} needs about {gigabytes(need.total)} of host memory (an estimate: {parts}), "
+        f"and {gigabytes(free_bytes)} are free: {', or '.join(ways)}"
     )
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.3g} GB"
 
 
 def table(plan: ShardingPlan) -> list[dict[str, Any]]:

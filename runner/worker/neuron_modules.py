@@ -25,6 +25,8 @@ from task import StageError
 from torch import nn
 from transformers.cache_utils import Cache
 
+BY = "neuronx-distributed's layers"  # what a plan is run with
+
 # Where the model is in `Step`, and so what stands before the checkpoint's names.
 PREFIX = "decoder."
 RANK = "rank_util.rank"
@@ -222,12 +224,12 @@ def refuse(model: nn.Module, recipe: Recipe) -> None:
     shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     others = [name for name, entry in plan["tensors"].items() if shapes.get(name) != entry["shape"]]
     if others:
-        raise not_runnable(others, "not in the model, or of another shape there")
+        raise tp_model.not_runnable(others, "not in the model, or of another shape there", BY)
     undividable = [
         f"{path}.{leaf}" for path, leaf, _ in tp_model.divided(plan) if not has_counterpart(model.get_submodule(path))
     ]
     if undividable:
-        raise not_runnable(undividable, "of no plain linear or embedding")
+        raise tp_model.not_runnable(undividable, "of no plain linear or embedding", BY)
     wanted = set(sources(model, plan).values())
     if missing := sorted(wanted - set(stored.names)):
         raise StageError(
@@ -236,7 +238,7 @@ def refuse(model: nn.Module, recipe: Recipe) -> None:
             hint="a checkpoint whose names transformers converts is not divided: save it with transformers first",
         )
     if unlike := sorted(name for name in wanted if stored.shape(name) != shapes[name]):
-        raise not_runnable(unlike, "of another shape in the checkpoint")
+        raise tp_model.not_runnable(unlike, "of another shape in the checkpoint", BY)
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)} & set(BY_LENGTH)
     if kinds:
@@ -250,15 +252,6 @@ def refuse(model: nn.Module, recipe: Recipe) -> None:
 def has_counterpart(module: nn.Module) -> bool:
     gemma = isinstance(module, nn.Embedding) and hasattr(module, "embed_scale")
     return gemma or type(module) in (nn.Linear, nn.Embedding)
-
-
-def not_runnable(tensors: list[str], why: str) -> StageError:
-    named = ", ".join(tensors[:6]) + (f" and {len(tensors) - 6} more" if len(tensors) > 6 else "")
-    return StageError(
-        f"the plan cannot be run with neuronx-distributed's layers: {len(tensors)} of its tensors are {why}: {named}",
-        kind="PlanNotRunnable",
-        hint="action=sharding still shows the plan",
-    )
 
 
 def whole(recipe: Recipe) -> dict[str, torch.Tensor]:

@@ -77,10 +77,10 @@ def refuse(model: nn.Module, plan: dict) -> None:
         raise not_runnable(undividable, "of no linear and no embedding, which is all that torch divides")
 
 
-def not_runnable(names: list[str], why: str) -> StageError:
+def not_runnable(names: list[str], why: str, by: str = "torch's tensor parallelism") -> StageError:
     named = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
     return StageError(
-        f"the plan cannot be run with torch's tensor parallelism: {len(names)} of its tensors are {why}: {named}",
+        f"the plan cannot be run with {by}: {len(names)} of its tensors are {why}: {named}",
         kind="PlanNotRunnable",
         hint="action=sharding still shows the plan",
     )

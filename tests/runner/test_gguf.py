@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 from pathlib import Path
 
 import pytest
-from lab import ENVIRONMENTS, Lab, results
+from lab import Lab, results
 
-from runner import environments, paths, releases, schema
-from runner.store import Store
+from runner import paths
 
 pytestmark = pytest.mark.slow
 
@@ -27,22 +25,6 @@ def rows_of(lab: Lab, *overrides: str) -> list[dict]:
 
 def shown(lab: Lab, row: dict) -> str:
     return lab.call("db", "show", str(row["cell"])).stdout
-
-
-@pytest.fixture(scope="module")
-def gguf_python(tmp_path_factory) -> Path:
-    """The interpreter in which GGUF files are read: the runner makes it; this does so before the first test of them."""
-    root = tmp_path_factory.mktemp("resolve")
-
-    async def make() -> Path:
-        asked = schema.Environment(genai=releases.versions()[0], extra=list(releases.known()["gguf"]))
-        wanted, pins = releases.requirements(asked), releases.constraints(asked)
-        store = Store(root)
-        return await environments.install(
-            store, ENVIRONMENTS, await environments.resolve(store, wanted, pins, None, False)
-        )
-
-    return asyncio.run(make())
 
 
 def write_gguf(python: Path, target: Path, *options: str) -> Path:

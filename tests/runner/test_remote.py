@@ -27,17 +27,6 @@ from runner.store import MANIFEST, Store
 SYSTEMS = {"file": LocalFileSystem, "memory": MemoryFileSystem}
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
-def other(tmp_path: Path) -> Store:
-    """Another machine's store."""
-    return Store(tmp_path / "other")
-
-
 @pytest.fixture(params=PROTOCOLS)
 def url(request, tmp_path: Path, monkeypatch) -> str:
     return new_url(request.param, tmp_path, monkeypatch)

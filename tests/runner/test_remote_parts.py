@@ -30,17 +30,6 @@ def small_parts(monkeypatch) -> None:
     monkeypatch.setattr(remote_files, "BLOCK_BYTES", 300)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
-def other(tmp_path: Path) -> Store:
-    """Another machine's store."""
-    return Store(tmp_path / "other")
-
-
 @pytest.fixture(params=PROTOCOLS)
 def url(request, tmp_path: Path, monkeypatch) -> str:
     if request.param == "s3":  # which takes no smaller block to stream

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from pathlib import Path
-
 import pytest
-from lab import ENVIRONMENTS
 from loading_rows import faults, finding
 
-from runner import environments, paths, releases, schema
-from runner.store import Store
+from runner import paths
 
 pytestmark = pytest.mark.slow
 
@@ -50,20 +45,6 @@ except gguf_model.StageError as error:
     found["refused"] = [error.kind, str(error)]
 print(json.dumps(found))
 """
-
-
-@pytest.fixture(scope="module")
-def gguf_python(tmp_path_factory) -> Path:
-    """The interpreter in which GGUF files are read; made where there is none yet."""
-
-    async def make() -> Path:
-        asked = schema.Environment(genai=releases.versions()[0], extra=list(releases.known()["gguf"]))
-        store = Store(tmp_path_factory.mktemp("resolve"))
-        wanted, pins = releases.requirements(asked), releases.constraints(asked)
-        resolved = await environments.resolve(store, wanted, pins, None, False)
-        return await environments.install(store, ENVIRONMENTS, resolved)
-
-    return asyncio.run(make())
 
 
 def by_name(rows: list[dict], name: str) -> dict:
