@@ -14,7 +14,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError
 from sqlalchemy.orm import Session
 
 PROJECT = Path(__file__).resolve().parent.parent
-HEAD = "0006"
+HEAD = "0007"
 BUSY_SECONDS = 120
 
 

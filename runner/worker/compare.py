@@ -14,7 +14,7 @@ import numpy as np
 from metrics import BANDS, STEP_METRICS, kind, matched_tokens, over_steps, top_gap
 from sensible import outcome, sensible
 
-MEASUREMENT_VERSION = 2
+MEASUREMENT_VERSION = 3
 # Prefixes of the names of numbers.
 FREE, FORCED = "", "forced_"
 RTOL = {f"band_{k or 'all'}": rtol for k, (_, rtol) in BANDS.items()}
