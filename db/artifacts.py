@@ -67,6 +67,10 @@ class NoiseValue(Base):
     left_out: Mapped[str | None]
 
 
+# Verdicts on a constant that say that it is wrong.
+CONSTANT_FAULTS = ("dropped", "added", "differs")
+
+
 class ConstantValue(Base):
     """A constant of an export beside what transformers computes; the rows of a constants artifact."""
 

@@ -247,6 +247,7 @@ class Result(Base):
     noise_ratio_largest: Mapped[float | None]
     multiple_largest: Mapped[float | None]  # of the noise, free-running or forced: what the verdict is by
     verdict: Mapped[str | None]
+    constants_wrong: Mapped[int | None]  # how many; None where the constants were not compared
 
     machine: Mapped[Machine | None] = relationship()
     stages: Mapped[list[StageRun]] = relationship(order_by="StageRun.position", cascade="all")

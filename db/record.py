@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Engine, delete, func, insert, select, update
 from sqlalchemy.orm import Session, aliased
 
-from db.artifacts import LOADING_FAULTS, ConstantValue, LoadedTensor, NoiseValue, Overlay, PromptInput
+from db.artifacts import CONSTANT_FAULTS, LOADING_FAULTS, ConstantValue, LoadedTensor, NoiseValue, Overlay, PromptInput
 from db.engine import reading, writing
 from db.models import (
     AXES,
@@ -138,7 +138,7 @@ def attach(engine: Engine, cell_id: int, result_id: int, found: bool, provenance
 def record_result(engine: Engine, cell_id: int, new: NewResult, provenance: Provenance) -> int:
     """Store a result and point the cell at it, in one transaction. Returns the result's id."""
     with writing(engine) as session:
-        result = Result(**new.values, **summary(new.prompts))
+        result = Result(**new.values, **summary(new.prompts), constants_wrong=constants_wrong(new.constants))
         for role, environment in new.environments.items():
             setattr(result, f"{role}_environment_id", environment_id(session, environment))
         if new.machine:
@@ -224,6 +224,11 @@ def summary(prompts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     verdicts = [p["verdict"] for p in prompts if p["verdict"]]
     columns["verdict"] = max(verdicts, key=VERDICTS.index, default=None)
     return columns
+
+
+def constants_wrong(constants: Sequence[Mapping[str, Any]]) -> int | None:
+    """How many constants of an export are wrong; None where none was compared."""
+    return sum(row["verdict"] in CONSTANT_FAULTS for row in constants) if constants else None
 
 
 def numbers_of(prompt: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -13,7 +13,8 @@ from db.output import markdown_table
 from db.pairs import right
 from db.query import OF_RUNS
 from reports import constants, notes
-from reports.table import NAMES, identical, largest, multiple, number, shown_names, span, words
+from reports.table import NAMES, identical, largest, multiple, number, shown_names, span
+from reports.verdict_words import verdict_words
 
 PREFIX = "random_"
 ALWAYS = ("model", "builder")
@@ -87,7 +88,7 @@ def measured(row: dict[str, Any]) -> list[str]:
         bad or number(largest(row)),
         number(row["noise_floor_largest"]),
         bad or multiple(row["multiple_largest"]),
-        words(row["verdict"], row["noise_floor_largest"]),
+        verdict_words(row),
         identical(row | {"nonsense_count": 0}),
         "; ".join(why(row)),
     ]

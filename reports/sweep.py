@@ -10,7 +10,8 @@ from db import detail, query
 from db.engine import open_database
 from db.output import markdown_table, markdown_text
 from reports import notes
-from reports.table import NAMES, identical, largest, multiple, number, shown_names, span, words
+from reports.table import NAMES, identical, largest, multiple, number, shown_names, span
+from reports.verdict_words import verdict_words
 
 # What a reader wants named first; other factors follow when they vary.
 ALWAYS = ("model", "builder", "patch")
@@ -116,7 +117,7 @@ def measured(row: dict[str, Any]) -> list[str]:
         bad or number(largest(row)),
         number(row["noise_floor_largest"]),
         bad or multiple(row["multiple_largest"]),
-        words(row["verdict"], row["noise_floor_largest"]),
+        verdict_words(row),
         identical(row),
         row["texts"],
     ]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from datetime import datetime
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import func, select
+from sqlalchemy import MetaData, create_engine, func, insert, select
 
 from db import engine as database
-from db.models import Base, Machine
+from db.models import Base, Machine, Result
 from runner import paths
 
 WRITER = """
@@ -40,6 +43,31 @@ def test_the_schema_is_what_the_migrations_make(tmp_path):
 def test_head_is_the_newest_migration():
     scripts = ScriptDirectory(str(paths.PROJECT / "db" / "migrations"))
     assert scripts.get_current_head() == database.HEAD
+
+
+def test_a_database_with_data_gets_the_number_of_wrong_constants(tmp_path):
+    path = str(tmp_path / "x.db")
+    config = Config()
+    config.set_main_option("script_location", str(paths.PROJECT / "db" / "migrations"))
+    old = create_engine(f"sqlite:///{path}")
+    tables = MetaData()
+    with old.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0006")
+        tables.reflect(connection, only=["result", "constant_value"])
+        shared = {"status": "ok", "final": True, "created": datetime(2026, 1, 1), "measurement_version": 2}
+        counts = dict.fromkeys(("prompts_count", "identical_count", "non_finite_count"), 0)
+        keys = {1: "some wrong", 2: "all right", 3: None}
+        rows = [{**shared, **counts, "id": n, "constants_key": key} for n, key in keys.items()]
+        connection.execute(insert(tables.tables["result"]), rows)
+        verdicts = [(keys[1], v) for v in ("same", "dropped", "differs", "unread")] + [(keys[2], "rounded")]
+        constant = {"kind": "rope", "what": "all layers", "says": ""}
+        rows = [{**constant, "constants_key": k, "position": n, "verdict": v} for n, (k, v) in enumerate(verdicts)]
+        connection.execute(insert(tables.tables["constant_value"]), rows)
+    old.dispose()
+    with database.reading(database.open_database(path)) as session:
+        found = dict(session.execute(select(Result.id, Result.constants_wrong)).all())
+    assert found == {1: 2, 2: 0, 3: None}
 
 
 def test_writers_side_by_side_lose_nothing(tmp_path):

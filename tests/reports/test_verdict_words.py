@@ -1,0 +1,51 @@
+"""A verdict is told with what it does not say itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rows import changed, ok, prompt, store
+
+from db import engine as database
+from db import query
+from reports.verdict_words import verdict_words
+
+
+@pytest.mark.parametrize(
+    ("verdict", "wrong", "said"),
+    [
+        ("within_noise", 0, "within noise"),
+        ("within_noise", None, "within noise"),
+        ("within_noise", 1, "within noise on these prompts, and a constant is wrong"),
+        ("near_tie", 3, "near tie on these prompts, and 3 constants are wrong"),
+        ("elevated", 1, "elevated"),  # the constant may be why
+        ("broken", 2, "broken"),
+    ],
+)
+def test_what_no_prompt_shows_is_told(verdict, wrong, said):
+    row = {"verdict": verdict, "noise_floor_largest": 1.0, "constants_wrong": wrong}
+    assert verdict_words(row) == said
+
+
+def test_without_a_floor_that_is_said():
+    assert verdict_words({"verdict": None, "noise_floor_largest": None, "constants_wrong": 1}) == "no noise floor"
+
+
+def constant(verdict: str) -> dict:
+    return {
+        "constants_key": f"k{verdict}", "position": 0, "kind": "window", "what": "attention", "layers": [0],
+        "reference": "16", "export": None, "max_abs_diff": None, "positions": None, "verdict": verdict, "says": "",
+    }  # fmt: skip
+
+
+def test_a_result_knows_how_many_of_its_constants_are_wrong(tmp_path):
+    engine = database.open_database(str(tmp_path / "x.db"))
+    for n, found in enumerate(([], [constant("same")], [constant("dropped"), constant("unread") | {"position": 1}])):
+        store(engine, {"model": str(n)}, changed(), replace(ok(prompt("p", 1, 1), hash=str(n)), constants=found))
+    rows = query.cell_rows(engine)
+    assert [row["constants_wrong"] for row in rows] == [None, 0, 1]
+    assert [verdict_words(row) for row in rows] == [
+        "within noise", "within noise", "within noise on these prompts, and a constant is wrong",
+    ]  # fmt: skip
+    assert [row["constants_wrong"] for row in query.result_rows(engine)] == [None, 0, 1]
