@@ -30,6 +30,8 @@ def pair_rows(
     with reading(engine) as session:
         wanted = [AXES.index(axis) for axis in axes or varying(session)]
         newest = func.max(CellRest.cell_id)
+        # Numbers of an older version of the measuring are no side of a pair.
+        measured = session.scalar(select(func.max(Result.measurement_version)).where(Result.status == "ok"))
         groups = (
             select(CellRest.axis, CellRest.rest)
             .where(CellRest.axis.in_(wanted))
@@ -45,11 +47,13 @@ def pair_rows(
         for axis in wanted:  # one look at the key for each
             value = getattr(Cell, AXES[axis])
             query = select(CellRest.rest, CellRest.verdict, Cell.id, value).join(Cell, Cell.id == CellRest.cell_id)
+            query = query.join(Result).where((Result.status != "ok") | (Result.measurement_version == measured))
             rests = [rest for one, rest in found if one == axis]
             for rest, *member in in_chunks(session, query.where(CellRest.axis == axis), CellRest.rest, rests):
                 members.setdefault((axis, rest), []).append(tuple(member))
         ends = [
-            (axis, chosen(members[axis, rest], filters.get(AXES[axis], ()), apart(AXES[axis]))) for axis, rest in found
+            (axis, chosen(members.get((axis, rest), []), filters.get(AXES[axis], ()), apart(AXES[axis])))
+            for axis, rest in found
         ]
         ids = sorted({cell for _, pair in ends for cell in pair or ()})
         cells = {
@@ -88,6 +92,8 @@ def chosen(
 
     differ: whether two values of the axis are a difference, as `apart` gives it.
     """
+    if not members:
+        return None
     best = min(verdict for verdict, _, _ in members)
     ours = [m for m in members if m[2] in asked] if asked else [m for m in members if m[0] == best]
     if not ours:

@@ -19,6 +19,7 @@ from reports import families as families_report
 from reports import history as history_report
 from reports import loading as loading_report
 from reports import noise as noise_report
+from reports import older
 from reports import pairs as pairs_report
 from reports import proof as proof_report
 from reports import regressions as regressions_report
@@ -232,6 +233,8 @@ def evidence(
     """A folder that an upstream maintainer can use without this project."""
     for file in evidence_report.write(db, claim, out):
         print(file)
+    for line in older.of_claim(db, claim):
+        print(line, file=sys.stderr)
 
 
 def chosen(**options: list[str] | None) -> dict[str, list[str]]:
@@ -256,7 +259,7 @@ def write(report_module: Any, report: dict[str, Any], format: str, out: Path | N
     text = (
         json.dumps(report, indent=1, ensure_ascii=False, default=str)
         if format == "json"
-        else report_module.markdown(report)
+        else older.below(report, report_module.markdown(report))
     )
     if out is None:
         print(text)

@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from db import detail, query
 from db.engine import open_database
 from db.output import markdown_table, markdown_text, runs
-from reports import notes
+from reports import notes, older
 from reports.sweep import ALWAYS, failure_text, with_stored
 from reports.table import NAMES, cells, number, shown_names
 
@@ -41,8 +41,9 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | N
     query.check_filters(engine, filters, [])
     rows = query.cell_rows(engine, filters, sweep=number_of)
     rows = with_constants(engine, notes.with_findings(engine, rows))
+    remeasure = older.lines(engine, rows, shown=True)
     engine.dispose()
-    return {"rows": rows, "every": every}
+    return {"rows": rows, "every": every, "remeasure": remeasure}
 
 
 def with_constants(engine: Engine, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

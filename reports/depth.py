@@ -11,6 +11,7 @@ from db import query
 from db.engine import open_database
 from db.models import FACTORS
 from db.output import markdown_table
+from reports import older
 from reports.table import identical, largest, multiple, number, span, words
 
 ALWAYS = ("model", "builder", "patch")
@@ -26,6 +27,7 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | N
     engine = open_database(db, create=False)
     query.check_filters(engine, filters, [])
     cells = query.cell_rows(engine, filters, sweep=query.sweep_id(engine, sweep) if sweep else None)
+    remeasure = older.lines(engine, cells)
     engine.dispose()
     lines: dict[tuple, dict[int, dict[str, Any]]] = {}
     for cell in query.of_one_measurement(cells):
@@ -36,7 +38,8 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | N
             {"factors": dict(zip(NAMES, line, strict=True)), "rows": [depths[n] for n in sorted(depths)]}
             for (line, _), depths in lines.items()
             if len(depths) > 1
-        ]
+        ],
+        "remeasure": remeasure,
     }
 
 

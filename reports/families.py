@@ -12,7 +12,7 @@ from db.models import Cell, Sweep
 from db.output import markdown_table
 from db.pairs import right
 from db.query import OF_RUNS
-from reports import constants, notes
+from reports import constants, notes, older
 from reports.table import NAMES, identical, largest, multiple, number, shown_names, span
 from reports.verdict_words import verdict_words
 
@@ -37,8 +37,9 @@ def collect(db: str | None, sweep: str | None) -> dict[str, Any]:
     found = query.cell_rows(engine, sweep=newest) if newest else []
     rows = notes.with_findings(engine, [row for row in found if row["model"].startswith(PREFIX)])
     rows = constants.with_constants(engine, rows)
+    remeasure = older.lines(engine, rows, shown=True)
     engine.dispose()
-    return {"rows": rows}
+    return {"rows": rows, "remeasure": remeasure}
 
 
 def newest_sweep(engine: Engine) -> int | None:

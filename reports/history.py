@@ -9,7 +9,7 @@ from db import query
 from db.engine import open_database
 from db.models import FACTORS
 from db.output import markdown_table, markdown_text
-from reports import notes
+from reports import notes, older
 from reports.table import identical, multiple, span
 
 CHANGED = "◀"
@@ -23,8 +23,9 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | N
     query.check_filters(engine, filters, [])
     rows = query.history_rows(engine, filters, sweep=query.sweep_id(engine, sweep) if sweep else None)
     rows = notes.with_findings(engine, rows)
+    remeasure = older.of_builders(engine, filters, sweep)
     engine.dispose()
-    return {"rows": rows}
+    return {"rows": rows, "remeasure": remeasure}
 
 
 def markdown(report: dict[str, Any]) -> str:

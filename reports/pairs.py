@@ -9,6 +9,7 @@ from db import pairs, query
 from db.engine import open_database
 from db.models import AXES
 from db.output import markdown_table
+from reports import older
 from reports.table import multiple, words
 
 SHOWN = 3
@@ -22,8 +23,9 @@ def collect(
     query.check_filters(engine, filters, [])
     query.refuse_absent("--factor", axes, set(AXES))
     rows = pairs.pair_rows(engine, filters, axes, limit)
+    remeasure = older.lines(engine, query.cell_rows(engine, filters))
     engine.dispose()
-    return {"pairs": rows}
+    return {"pairs": rows, "remeasure": remeasure}
 
 
 def markdown(report: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from db import detail, query
 from db.differences import Making, differences, makings
 from db.engine import open_database
 from db.output import markdown_code, markdown_table, markdown_text
-from reports import commands, verdicts
+from reports import commands, older, verdicts
 from reports.sweep import MEASURED, from_prompts, measured, with_stored
 from reports.verdicts import CONFOUNDED, NOT_ENOUGH, Verdict
 
@@ -55,7 +55,9 @@ def collect(
     query.check_filters(engine, filters, [])
     wanted = sweep or (None if experiment or any(filters.values()) else "latest")
     sweep_id = query.sweep_id(engine, wanted) if wanted else None
-    rows = query.of_one_measurement(query.cell_rows(engine, filters, sweep=sweep_id))
+    rows = query.cell_rows(engine, filters, sweep=sweep_id)
+    remeasure = older.lines(engine, rows)
+    rows = query.of_one_measurement(rows)
     asked = commands.asked_of(engine, sorted({row["sweep"] for row in rows}))
     if experiment:
         rows = [row for row in rows if commands.of_experiment(asked[row["sweep"]], experiment)]
@@ -72,7 +74,7 @@ def collect(
     engine.dispose()
     for row in rows:
         row |= from_prompts(prompts.get(row["result"], []), row)
-    return {"designs": [plain(design, asked, configs) for design in designs]}
+    return {"designs": [plain(design, asked, configs) for design in designs], "remeasure": remeasure}
 
 
 def designs_of(rows: list[dict[str, Any]], made: Mapping[int, Making]) -> list[Design]:

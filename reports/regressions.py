@@ -10,6 +10,7 @@ from db import query
 from db.engine import open_database
 from db.models import FACTORS, VERDICTS
 from db.output import markdown_table
+from reports import older
 from reports.table import multiple, words
 
 # A multiple of the noise that has grown by more than this is worse, whatever the verdict.
@@ -34,13 +35,14 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], since: date | 
     engine = open_database(db, create=False)
     query.check_filters(engine, filters, [])
     rows = [row for row in query.history_rows(engine, filters) if row["status"] in query.OF_EXPORT]
+    remeasure = older.of_builders(engine, filters)
     engine.dispose()
     lines: dict[tuple, list[dict[str, Any]]] = {}
     for row in rows:
         lines.setdefault(row["line"], []).append(row)
     found = [pair_of(*line[-2:]) for line in lines.values() if len(line) > 1]
     newer = [row for row in found if since is None or row["day"] >= since.isoformat()]
-    return {"rows": newer, "older": len(found) - len(newer)}
+    return {"rows": newer, "older": len(found) - len(newer), "remeasure": remeasure}
 
 
 def pair_of(before: Mapping[str, Any], newest: Mapping[str, Any]) -> dict[str, Any]:

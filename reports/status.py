@@ -9,6 +9,7 @@ from typing import Any
 from db import items
 from db.engine import open_database
 from db.output import markdown_code, markdown_table, markdown_text
+from reports import older
 from reports.commands import patch_words, quoted
 from reports.table import cells, words
 
@@ -23,10 +24,12 @@ def collect(db: str | None) -> dict[str, Any]:
     for claim in judged:
         claim["commands"] = commands(claim["filters"]) if claim["missing"] else []
     rows = items.item_rows(engine)
+    remeasure = older.of_claims(engine, items.claim_rows(engine))
     engine.dispose()
     return {
         "items": [row | {"claims": [claim for claim in judged if claim["item"] == row["key"]]} for row in rows],
         "claims": [claim for claim in judged if claim["item"] is None],
+        "remeasure": remeasure,
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from db import detail, query
 from db.engine import open_database
 from db.output import markdown_table, markdown_text
-from reports import notes
+from reports import notes, older
 from reports.table import NAMES, identical, largest, multiple, number, shown_names, span
 from reports.verdict_words import verdict_words
 
@@ -34,8 +34,9 @@ def collect(db: str | None, sweep: str = "latest") -> dict[str, Any]:
     rows = [cell | from_prompts(prompts.get(cell["result"], []), cell) for cell in notes.with_findings(engine, found)]
     packages = versions(engine, [cell["cell"] for cell in found if cell["status"] == "ok"][:1])
     exports = exports_of(engine, rows)
+    remeasure = older.lines(engine, found, shown=True)
     engine.dispose()
-    return {"sweep": about, "rows": rows, "packages": packages, "exports": exports}
+    return {"sweep": about, "rows": rows, "packages": packages, "exports": exports, "remeasure": remeasure}
 
 
 def exports_of(engine, rows: list[dict[str, Any]]) -> list[str]:
