@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.verdicts import Point, best_set, judge, point_of, shares_of, together
+from reports.proof.verdicts import Point, best_set, judge, point_of, shares_of, together
 
 LIMIT = 10.0
 

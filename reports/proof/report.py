@@ -11,9 +11,10 @@ from db import detail, query
 from db.differences import Making, differences, makings
 from db.engine import open_database
 from db.output import markdown_code, markdown_table, markdown_text
-from reports import commands, older, verdicts
+from reports import commands, older
+from reports.proof import verdicts
+from reports.proof.verdicts import CONFOUNDED, NOT_ENOUGH, Verdict
 from reports.sweep import MEASURED, from_prompts, measured, with_stored
-from reports.verdicts import CONFOUNDED, NOT_ENOUGH, Verdict
 
 # What is measured: cells that differ in these are about something else.
 OBJECT = ("model", "dtype", "layers", "prompts", "backend", "precision", "max_new_tokens", "threads")
