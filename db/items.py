@@ -30,6 +30,8 @@ STATUSES = (
     "ok", "config_failed", "source_failed", "env_failed", "patch_failed", "checkpoint_failed", "reference_failed",
     "export_failed", "load_failed", "run_failed", "timeout", "stalled", "killed", "preempted", "skipped",
 )  # fmt: skip
+# Ends by which a cell was not tried to its end: an older cell of the same factors counts.
+NOT_TRIED = ("skipped", "preempted", "killed", "config_failed")
 MOST_COMBINATIONS = 10_000
 VERIFIED, PARTLY, CONTRADICTED, UNDECIDED, NO_CELL = (
     "verified", "partly verified", "contradicted", "undecided", "no cell yet",
@@ -305,7 +307,7 @@ def newest_cells(engine: Engine, claim: Mapping[str, Any]) -> list[dict[str, Any
     ended = [
         row
         for row in query.cell_rows(engine, claim["filters"])
-        if row["status"] != query.PENDING and (row["status"] not in query.NO_FINDINGS or row["status"] in asked)
+        if row["status"] != query.PENDING and (row["status"] not in NOT_TRIED or row["status"] in asked)
     ]
     newest = {tuple(row[axis] or "" for axis in AXES): row for row in query.of_one_measurement(ended)}
     results = {row["result"] for row in newest.values()}

@@ -12,6 +12,7 @@ from packaging.version import InvalidVersion, Version
 from sqlalchemy import Engine, Select, case, func, select
 
 from db.engine import reading
+from db.findings import FINDING, FINDINGS_COUNT, PENDING
 from db.models import (
     FACTORS,
     Cell,
@@ -47,11 +48,6 @@ HISTORY_FACTOR = 2.0
 FAILURE_COLUMNS = (
     "count", "status", "error", "builders", "models", "patches", "newest_cell", "error_frames",
 )  # fmt: skip
-PENDING = "pending"
-# Ends of a cell that are no finding about its export: an older one that is counts.
-NO_FINDINGS = ("skipped", "preempted", "killed", "config_failed")
-# Ends that say something of an export. Others (no network, a time-out, a bad patch) say nothing of it.
-OF_EXPORT = ("ok", "export_failed", "load_failed", "run_failed")
 KINDS = {"nan": math.nan, "+inf": math.inf, "-inf": -math.inf}
 
 
@@ -181,7 +177,10 @@ CELLS = select(
     Cell.sweep_id.label("sweep"),
     Cell.id.label("cell"),
     *(getattr(Cell, name) for name in ("options", "source", "checkpoint_origin", *FACTORS, "found", "patch_outcome")),
-    *(getattr(Result, name) for name in ("status", "error_type", "error", "hint", "created", "error_frame", *SUMMARY)),
+    *(
+        getattr(Result, name)
+        for name in ("status", "final", "error_type", "error", "hint", "created", "error_frame", *SUMMARY)
+    ),
     Result.id.label("result"),
 ).outerjoin(Result, Cell.result_id == Result.id)
 
@@ -192,6 +191,7 @@ def cell_part(cell: Cell, result: Result | None) -> dict[str, Any]:
     row["checkpoint_origin"] = cell.checkpoint_origin
     row |= {factor: getattr(cell, factor) for factor in FACTORS}
     row |= {"status": result.status if result else PENDING, "found": cell.found}
+    row["final"] = result.final if result else None
     row["patch_outcome"] = cell.patch_outcome
     row |= {"error": result.error_line if result else None, "hint": result.hint if result else None}
     row["created"] = result.created if result else None
@@ -288,7 +288,7 @@ def history_rows(
     status: Sequence[str] = (),
     sweep: int | None = None,
 ) -> list[dict[str, Any]]:
-    """The newest cell of each builder and of each line of other factors, releases in order.
+    """The newest finding of each builder and of each line of other factors, releases in order.
 
     `changed` says that a cell differs from the release before it in its line:
     another status or error, other identical counts, or a largest first-token
@@ -297,7 +297,7 @@ def history_rows(
     measured = select(func.max(Result.measurement_version)).where(Result.status == "ok").scalar_subquery()
     newest = (
         filtered(select(func.max(Cell.id)).join(Result), filters or {}, status, sweep)
-        .where(Result.status.not_in(NO_FINDINGS), (Result.status != "ok") | (Result.measurement_version == measured))
+        .where(FINDING, (Result.status != "ok") | (Result.measurement_version == measured))
         .where(Cell.builder != "none")  # what has no builder has no place among releases
         .group_by(Cell.hash)
     )
@@ -312,6 +312,19 @@ def history_rows(
             row["changed"] = before is not None and differs(before, row)
         rows += mine
     return rows
+
+
+def unknown_rows(
+    engine: Engine, filters: Mapping[str, Sequence[str]] | None = None, sweep: int | None = None
+) -> list[dict[str, Any]]:
+    """Rows of cells (as `cell_rows`) of which nothing is known: for each combination of all factors that has no finding
+    (`db.findings`) its newest cell."""
+    newest = (
+        filtered(select(func.max(Cell.id)).outerjoin(Result, Cell.result_id == Result.id), filters or {}, (), sweep)
+        .group_by(Cell.hash)
+        .having(FINDINGS_COUNT == 0)
+    )
+    return told(engine, CELLS.where(Cell.id.in_(newest)).order_by(Cell.id))
 
 
 def of_one_measurement(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session, aliased
 
 from db.artifacts import CONSTANT_FAULTS, LOADING_FAULTS, ConstantValue, LoadedTensor, NoiseValue, Overlay, PromptInput
 from db.engine import reading, writing
+from db.findings import is_finding
 from db.models import (
     AXES,
     FACTORS,
@@ -33,7 +34,6 @@ from db.models import (
     Sweep,
     now,
 )
-from db.query import OF_EXPORT
 
 WHOLE = -1  # the step of a metric over a whole continuation
 # Float columns of `PromptResult` that a comparison fills; their kinds go to `non_finite`.
@@ -173,20 +173,17 @@ def finish_cell(session: Session, cell_id: int, result_id: int, found: bool, pro
 
 def add_rests(session: Session, cell: Cell, result: Result) -> None:
     """Enter a cell among those that differ from it in one axis alone."""
-    if result.status == "ok":
-        if result.verdict is None:
-            return
-        verdict = VERDICTS.index(result.verdict)
-    elif result.status not in OF_EXPORT:
+    session.execute(delete(CellRest).where(CellRest.cell_id == cell.id))
+    about = {"status": result.status, "final": result.final, "failed_stage": result.failed_stage}
+    word = result.verdict if result.status == "ok" else "failed"
+    if word is None or not is_finding(about):
         return
-    else:
-        verdict = VERDICTS.index("failed")
+    verdict = VERDICTS.index(word)
     values = [getattr(cell, axis) or "" for axis in AXES]
     rows = [
         {"axis": n, "rest": rest_of([*values[:n], *values[n + 1 :]]), "cell_id": cell.id, "verdict": verdict}
         for n in range(len(AXES))
     ]
-    session.execute(delete(CellRest).where(CellRest.cell_id == cell.id))
     session.execute(insert(CellRest), rows)
 
 

@@ -34,7 +34,7 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], since: date | 
     """
     engine = open_database(db, create=False)
     query.check_filters(engine, filters, [])
-    rows = [row for row in query.history_rows(engine, filters) if row["status"] in query.OF_EXPORT]
+    rows = query.history_rows(engine, filters)
     remeasure = older.of_builders(engine, filters)
     engine.dispose()
     lines: dict[tuple, list[dict[str, Any]]] = {}

@@ -10,6 +10,7 @@ from typing import Any
 from db import detail, query
 from db.differences import Making, differences, makings
 from db.engine import open_database
+from db.findings import is_finding
 from db.output import markdown_code, markdown_table, markdown_text
 from reports import commands, older
 from reports.proof import verdicts
@@ -62,7 +63,7 @@ def collect(
     asked = commands.asked_of(engine, sorted({row["sweep"] for row in rows}))
     if experiment:
         rows = [row for row in rows if commands.of_experiment(asked[row["sweep"]], experiment)]
-    every, rows = rows, [row for row in rows if row["status"] in query.OF_EXPORT]
+    every, rows = rows, [row for row in rows if is_finding(row)]
     made = makings(engine, [row["cell"] for row in rows])
     # What never came to a patched copy of some sources is not known to be what was asked for.
     rows = [row for row in rows if made[row["cell"]].tree]
