@@ -344,7 +344,8 @@ def judge(claim: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[s
     {"name", "item", "what", "verdict": one of the words above, "cells" and
     "builders" that it is about, "day" of the newest of their results, "why",
     "held": cells that hold where others do not, "nonsense": matches on a
-    reference that is nonsense itself, "stand_ins", "each": {"cell", "builder",
+    reference that is nonsense itself, "stand_ins",
+    "reservations" (what is wrong beside these cells' numbers), "each": {"cell", "builder",
     "day", "holds": True, False or None, "why"} of every cell, "filters", and
     "missing": how many combinations of their values have no cell}.
     """
@@ -367,6 +368,7 @@ def judge(claim: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[s
         "held": [one["cell"] for one in good if one["cell"] not in shown],
         "nonsense": sum(row["nonsense_count"] or 0 for row in rows if row["cell"] in shown),
         "stand_ins": sorted({row["stand_in"] for row in rows if row["stand_in"]}),
+        "reservations": sorted({said for row in rows if row["cell"] in shown for said in row["reservations"] or ()}),
         "each": each, "filters": claim["filters"], "missing": missing,
     }  # fmt: skip
 

@@ -248,6 +248,7 @@ class Result(Base):
     multiple_largest: Mapped[float | None]  # of the noise, free-running or forced: what the verdict is by
     verdict: Mapped[str | None]
     constants_wrong: Mapped[int | None]  # how many; None where the constants were not compared
+    reservations: Mapped[list[Any] | None]  # what else is told beside the verdict, a phrase each
 
     machine: Mapped[Machine | None] = relationship()
     stages: Mapped[list[StageRun]] = relationship(order_by="StageRun.position", cascade="all")

@@ -28,20 +28,20 @@ RESULT_COLUMNS = (
     "first_logits_max_abs_diff", "logits_max_abs_diff", "matched_tokens", "compared_tokens",
     "tokens_identical", "match", "forced_logits_max_abs_diff", "noise_floor", "noise_ratio", "verdict",
     "sensible", "candidate_sensible", "outcome", "within_bands", "precision", "reference", "max_new_tokens",
-    "threads", "options", "stand_in", "constants_wrong",
+    "threads", "options", "stand_in", "constants_wrong", "reservations",
 )  # fmt: skip
 SWEEP_COLUMNS = ("sweep", "started", "seconds", "state", "cells", "found", "ok", "failed", "skipped", "command")
 CELL_COLUMNS = (
     "sweep", "cell", *FACTORS, "options", "source", "status", "error", "found", "patch_outcome", "first_diff_least",
     "first_diff_largest", "diff_largest", "forced_diff_largest", "noise_floor_largest", "multiple_largest",
     "verdict", "constants_wrong", "identical_count", "nonsense_count", "prompts_count", "sensible_count",
-    "candidate_sensible_count",
+    "candidate_sensible_count", "reservations",
     "files_dtype", "reference_dtype", "candidate_dtype", "stand_in", "measurement_version", "seconds",
 )  # fmt: skip
 HISTORY_COLUMNS = (
     "builder", *(factor for factor in FACTORS if factor != "builder"), "options", "changed", "status",
     "first_diff_least", "first_diff_largest", "multiple_largest", "verdict", "constants_wrong", "identical_count",
-    "nonsense_count", "prompts_count", "error", "sweep", "cell",
+    "nonsense_count", "prompts_count", "reservations", "error", "sweep", "cell",
 )  # fmt: skip
 # Two findings are the same while their largest first-token diffs are within this factor of each other.
 HISTORY_FACTOR = 2.0
@@ -168,8 +168,8 @@ SUMMARY = (
     "prompts_count", "identical_count", "sensible_count", "candidate_sensible_count",
     "first_diff_least", "first_diff_largest", "diff_least", "diff_largest", "forced_diff_largest",
     "non_finite_count", "nonsense_count", "noise_floor_largest", "noise_ratio_largest", "multiple_largest",
-    "thresholds", "verdict", "constants_wrong", "failed_stage", "checkpoint_dtype", "files_dtype", "reference_dtype",
-    "candidate_dtype", "layer_count", "noise_key", "constants_key", "prompts_key", "overridden",
+    "thresholds", "verdict", "constants_wrong", "reservations", "failed_stage", "checkpoint_dtype", "files_dtype",
+    "reference_dtype", "candidate_dtype", "layer_count", "noise_key", "constants_key", "prompts_key", "overridden",
     "seconds", "stand_in", "timings", "measurement_version",
 )  # fmt: skip
 # The columns of `cell_part` and `summary_part`, of every cell.
@@ -198,6 +198,7 @@ def cell_part(cell: Cell, result: Result | None) -> dict[str, Any]:
     row["stand_in"] = result.stand_in if result else None
     row["error_frame"] = result.error_frame if result else None
     row["constants_wrong"] = result.constants_wrong if result else None
+    row["reservations"] = result.reservations if result else None
     return row
 
 

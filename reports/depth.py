@@ -12,7 +12,8 @@ from db.engine import open_database
 from db.models import FACTORS
 from db.output import markdown_table
 from reports import older
-from reports.table import identical, largest, multiple, number, span, words
+from reports.table import identical, largest, multiple, number, span
+from reports.verdict_words import verdict_words
 
 ALWAYS = ("model", "builder", "patch")
 # An error that is this many times larger than at the depth before has not grown there: it has entered.
@@ -64,7 +65,7 @@ def markdown(report: dict[str, Any]) -> str:
             number(largest(row)),
             number(row["noise_floor_largest"]),
             multiple(row["multiple_largest"]),
-            words(row["verdict"], row["noise_floor_largest"]),
+            verdict_words(row),
             identical(row),
         ]
         for line in lines

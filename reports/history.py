@@ -11,6 +11,7 @@ from db.models import FACTORS
 from db.output import markdown_table, markdown_text
 from reports import notes, older
 from reports.table import identical, multiple, span
+from reports.verdict_words import reserved
 
 CHANGED = "◀"
 ERROR_LENGTH = 48
@@ -76,7 +77,7 @@ def entry(row: dict[str, Any] | None) -> str:
         return ""
     if row["status"] == "ok":
         noise = f" (× {multiple(row['multiple_largest'])})" if row["multiple_largest"] is not None else ""
-        text = f"{span(row['first_diff_least'], row['first_diff_largest'])}{noise}, {identical(row)}"
+        text = f"{span(row['first_diff_least'], row['first_diff_largest'])}{noise}, {identical(row)}{reserved(row)}"
     else:
         text = row["error"] or row["status"]
         text = text if len(text) <= ERROR_LENGTH else text[: ERROR_LENGTH - 1] + "…"

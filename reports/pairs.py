@@ -10,7 +10,8 @@ from db.engine import open_database
 from db.models import AXES
 from db.output import markdown_table
 from reports import older
-from reports.table import multiple, words
+from reports.table import multiple
+from reports.verdict_words import verdict_words
 
 SHOWN = 3
 
@@ -53,7 +54,7 @@ def gave(row: Mapping[str, Any]) -> str:
     """A cell's end in a few words."""
     if row["status"] != "ok":
         return f"{row['status']} {row['error'] or ''}".strip()
-    return f"{words(row['verdict'])}, {multiple(row['multiple_largest'])} ×"
+    return f"{verdict_words(row)}, {multiple(row['multiple_largest'])} ×"
 
 
 def context(row: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from db.models import FACTORS, VERDICTS
 from db.output import markdown_table
 from reports import older
 from reports.table import multiple, words
+from reports.verdict_words import verdict_words
 
 # A multiple of the noise that has grown by more than this is worse, whatever the verdict.
 GROWN = 2.0
@@ -47,8 +48,18 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], since: date | 
 
 def pair_of(before: Mapping[str, Any], newest: Mapping[str, Any]) -> dict[str, Any]:
     """Two builders of a line, and whether the newer is worse."""
-    keep = ("cell", "builder", "status", "error", "verdict", "multiple_largest", "identical_count", "prompts_count")
-    sides = {"before": {k: before[k] for k in keep}, "newest": {k: newest[k] for k in keep}}
+    keep = (
+        "cell",
+        "builder",
+        "status",
+        "error",
+        "verdict",
+        "reservations",
+        "multiple_largest",
+        "identical_count",
+        "prompts_count",
+    )
+    sides = {"before": {k: before.get(k) for k in keep}, "newest": {k: newest.get(k) for k in keep}}
     factors = {name: newest[name] or "" for name in NAMES}
     return {"factors": factors, **sides, "worse": worse(before, newest), "day": str(newest["created"])[:10]}
 
@@ -94,4 +105,4 @@ def markdown(report: dict[str, Any]) -> str:
 def side(row: Mapping[str, Any]) -> str:
     if row["status"] != "ok":
         return f"{row['builder']}: {row['error'] or row['status']} (cell {row['cell']})"
-    return f"{row['builder']}: {words(row['verdict'])}, {multiple(row['multiple_largest'])} × (cell {row['cell']})"
+    return f"{row['builder']}: {verdict_words(row)}, {multiple(row['multiple_largest'])} × (cell {row['cell']})"

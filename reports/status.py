@@ -85,7 +85,8 @@ def says(claim: Mapping[str, Any]) -> str:
     if claim["verdict"] in (items.VERIFIED, items.PARTLY):
         count = len(claim["cells"])
         nonsense = [f"{claim['nonsense']} matches on nonsense"] if claim["nonsense"] else []
-        about = ", ".join([f"{count} cell{'s' * (count != 1)}", *nonsense, *stand_ins])
+        but = [f"although {markdown_text(said)}" for said in claim.get("reservations", ())]
+        about = ", ".join([f"{count} cell{'s' * (count != 1)}", *nonsense, *stand_ins, *but])
         more = f"; no cell yet for the rest: {run}" if claim["missing"] else ""
         return f"{where}, {claim['day']} ({about}){more}"
     held = f"; as claimed in {cells(claim['held'])}" if claim["held"] else ""

@@ -39,4 +39,10 @@ def hidden_constants(row: Mapping[str, Any]) -> str:
 
 def reservations(row: Mapping[str, Any]) -> list[str]:
     """What else is told beside a verdict, whatever it is, a phrase each."""
-    return []
+    return list(row.get("reservations") or ())
+
+
+def reserved(row: Mapping[str, Any]) -> str:
+    """What `verdict_words` adds to the verdict, for places that show numbers without it: "; a constant is wrong"."""
+    hidden = hidden_constants(row)
+    return "".join(f"; {said}" for said in [*([hidden] if hidden else []), *reservations(row)])

@@ -31,7 +31,7 @@ def test_a_result_comes_back(engine):
     assert (rows[0]["first_logits_max_abs_diff"], rows[0]["logits_max_abs_diff"]) == (0.5, 1.5)
     assert (rows[0]["noise_floor"], rows[0]["noise_ratio"], rows[0]["verdict"]) == (0.5, 3.0, "within_noise")
     assert [row["match"] for row in rows] == ["identical", "parts at 2", None]
-    empty = {"error", "options", "stand_in", "constants_wrong"}
+    empty = {"error", "options", "stand_in", "constants_wrong", "reservations"}
     assert all(rows[0][name] is not None for name in query.RESULT_COLUMNS if name not in empty)
     (summary, pending) = query.cell_rows(engine, sweep=sweep)
     assert (summary["first_diff_least"], summary["first_diff_largest"]) == (0.25, 0.5)

@@ -9,7 +9,7 @@ from rows import changed, ok, prompt, store
 
 from db import engine as database
 from db import query
-from reports.verdict_words import verdict_words
+from reports.verdict_words import reserved, verdict_words
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,23 @@ def test_a_result_knows_how_many_of_its_constants_are_wrong(tmp_path):
         "within noise", "within noise", "within noise on these prompts, and a constant is wrong",
     ]  # fmt: skip
     assert [row["constants_wrong"] for row in query.result_rows(engine)] == [None, 0, 1]
+
+
+@pytest.mark.parametrize("verdict", ["within_noise", "broken", None])
+def test_reservations_stand_beside_every_verdict(verdict):
+    row = {"verdict": verdict, "noise_floor_largest": 1.0, "reservations": ["it does not stop", "its text differs"]}
+    assert verdict_words(row).endswith("; it does not stop; its text differs")
+    assert verdict_words(row | {"reservations": None}) + reserved(row) == verdict_words(row)
+
+
+def test_where_no_verdict_is_shown_what_it_hides_is():
+    row = {"verdict": "within_noise", "constants_wrong": 1, "reservations": ["it does not stop"]}
+    assert reserved(row) == "; a constant is wrong; it does not stop"
+    assert reserved({"verdict": "within_noise"}) == ""
+
+
+def test_the_reservations_of_a_result_are_in_every_row(tmp_path):
+    engine = database.open_database(str(tmp_path / "x.db"))
+    store(engine, {"model": "m"}, changed(), ok(prompt("p", 1, 1), reservations=["it does not stop"]))
+    for read in (query.cell_rows, query.result_rows, query.history_rows):
+        assert [row["reservations"] for row in read(engine)] == [["it does not stop"]]

@@ -20,6 +20,7 @@ DELETE FROM cell_rest WHERE cell_id IN (
 
 def upgrade() -> None:
     op.add_column("result", sa.Column("constants_wrong", sa.Integer(), nullable=True))
+    op.add_column("result", sa.Column("reservations", sa.JSON(), nullable=True))
     op.execute(
         "UPDATE result SET constants_wrong = (SELECT count(*) FROM constant_value"
         " WHERE constant_value.constants_key = result.constants_key"
