@@ -24,6 +24,7 @@ from sqlalchemy import insert
 
 from db import engine as database
 from db import frames, query, record, sql, why
+from db import history as releases
 from db.models import (
     AXES,
     FACTORS,
@@ -144,7 +145,7 @@ def questions(path: str) -> dict[str, Callable[[], Any]]:
         "reports noise --model": lambda: noise.markdown(noise.collect(path, model)),
         "db results --sweep latest": lambda: query.result_rows(engine, sweep=query.sweep_id(engine, "latest")),
         "db cells --model": lambda: query.cell_rows(engine, model),
-        "db history --model": lambda: query.history_rows(engine, model),
+        "db history --model": lambda: releases.history_rows(engine, model),
         "db sweeps": lambda: query.sweep_rows(engine),
         "db why": lambda: why.why(engine, 77),
         "db diff": lambda: why.diff_rows(engine, 77, 78),

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from db import detail, items, items_cli, output, query, sql
+from db import detail, history, items, items_cli, output, query, sql
 from db import why as reasons
 from db.engine import DatabaseProblem, open_database
 from db.models import FACTORS
@@ -72,7 +72,7 @@ def show_cells(rows_of: Callable, options: Mapping[str, Any], format: str) -> No
 
 
 def show_history(rows_of: Callable, options: Mapping[str, Any], format: str) -> None:
-    output.show(rows_of(query.history_rows), chosen(query.HISTORY_COLUMNS, options), format)
+    output.show(rows_of(history.history_rows), chosen(history.HISTORY_COLUMNS, options), format)
 
 
 def chosen(known: Sequence[str], options: Mapping[str, Any]) -> Sequence[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from db import detail, query
+from db import detail, history, query
 from db.engine import open_database
 from db.models import FACTORS
 
@@ -50,7 +50,7 @@ def frame(
         statuses = [status] if isinstance(status, str) else status or []
         query.check_filters(engine, filters, statuses)
         number = query.sweep_id(engine, str(sweep)) if sweep is not None else None
-        read = {"results": query.result_rows, "cells": query.cell_rows, "history": query.history_rows}[what]
+        read = {"results": query.result_rows, "cells": query.cell_rows, "history": history.history_rows}[what]
         return pandas.DataFrame(read(engine, filters, statuses, number))
     finally:
         engine.dispose()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from db import query
+from db import history, query
 from db.engine import open_database
 from db.models import FACTORS
 from db.output import markdown_table, markdown_text
@@ -19,10 +19,10 @@ MOST_LINES = 24  # columns that a reader can still take in
 
 
 def collect(db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | None = None) -> dict[str, Any]:
-    """The report as data: {"rows": as `query.history_rows` has them}. Errors: `query.NotInDatabase`."""
+    """The report as data: {"rows": as `history.history_rows` has them}. Errors: `query.NotInDatabase`."""
     engine = open_database(db, create=False)
     query.check_filters(engine, filters, [])
-    rows = query.history_rows(engine, filters, sweep=query.sweep_id(engine, sweep) if sweep else None)
+    rows = history.history_rows(engine, filters, sweep=query.sweep_id(engine, sweep) if sweep else None)
     rows = notes.with_findings(engine, rows)
     remeasure = older.of_builders(engine, filters, sweep)
     engine.dispose()

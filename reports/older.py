@@ -116,7 +116,7 @@ def below(report: Mapping[str, Any], text: str) -> str:
 
 
 def of_builders(engine: Engine, filters: Mapping[str, Sequence[str]], sweep: str | None = None) -> list[str]:
-    """The sentences about cells that a history leaves out (`db.query.history_rows`)."""
+    """The sentences about cells that a history leaves out (`db.history.history_rows`)."""
     rows = query.cell_rows(engine, filters, sweep=query.sweep_id(engine, sweep) if sweep else None)
     return lines(engine, [row for row in rows if row["builder"] != "none"], shown=False)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any
 
-from db import query
+from db import history, query
 from db.engine import open_database
 from db.models import FACTORS, VERDICTS
 from db.output import markdown_table
@@ -35,7 +35,7 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], since: date | 
     """
     engine = open_database(db, create=False)
     query.check_filters(engine, filters, [])
-    rows = query.history_rows(engine, filters)
+    rows = history.history_rows(engine, filters)
     remeasure = older.of_builders(engine, filters)
     engine.dispose()
     lines: dict[tuple, list[dict[str, Any]]] = {}

@@ -9,7 +9,7 @@ from rows import cell, changed, ok, prompt, store
 from sqlalchemy import select
 
 from db import engine as database
-from db import findings, query, record
+from db import findings, history, query, record
 from db.models import CellRest, Result
 from db.record import NewResult, Provenance
 from runner import failures
@@ -81,7 +81,7 @@ def test_not_known_is_what_has_no_finding_among_equal_cells(engine):
     newest = store(engine, {"builder": "2"}, changed(), failed("killed", False))
     assert [row["cell"] for row in query.unknown_rows(engine)] == [newest]
     assert [row["cell"] for row in findings.unknown(query.cell_rows(engine))] == [newest]
-    assert [row["cell"] for row in query.history_rows(engine)] == [known]
+    assert [row["cell"] for row in history.history_rows(engine)] == [known]
     assert query.unknown_rows(engine, {"builder": ["1"]}) == []
 
 

@@ -9,7 +9,7 @@ import pytest
 from rows import PATCH, cell, number, ok, prompt
 from sqlalchemy import func, select
 
-from db import detail, query, record
+from db import detail, history, query, record
 from db import engine as database
 from db.models import Environment, MetricValue, Package, Result, Sweep
 from db.record import NewResult, Provenance
@@ -83,7 +83,7 @@ def test_numbers_of_an_older_measuring_are_in_no_table_with_newer_ones(engine):
     record.record_result(engine, ids[1], ok(prompt("p", 1, 1), measurement_version=2), PATCH)
     failed = ok(status="export_failed", error="e", error_type="KeyError", measurement_version=1)
     record.record_result(engine, ids[2], failed, PATCH)
-    assert [row["builder"] for row in query.history_rows(engine)] == ["2", "3"]
+    assert [row["builder"] for row in history.history_rows(engine)] == ["2", "3"]
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
@@ -190,7 +190,7 @@ def test_history_marks_the_release_that_differs_from_the_one_before(engine):
     _, ids = record.begin_sweep(engine, [], "1", [factors for factors, _ in reversed(found)])
     for one, (_, result) in zip(ids, reversed(found), strict=True):
         record.record_result(engine, one, result, PATCH)
-    rows = query.history_rows(engine)
+    rows = history.history_rows(engine)
     assert [(r["builder"], r["changed"]) for r in rows] == [
         ("0.9.2", False), ("0.10.0", False), ("0.14.1", True), ("0.18.0", False), ("main", True),
     ]  # fmt: skip
@@ -202,7 +202,7 @@ def test_history_takes_the_newest_cell_and_keeps_lines_apart(engine):
     )
     for one, first in zip(ids, (1.0, 2.0, 3.0), strict=True):
         record.record_result(engine, one, ok(prompt("p", first, first), hash=str(first)), PATCH)
-    rows = query.history_rows(engine)
+    rows = history.history_rows(engine)
     assert [(r["model"], r["first_diff_largest"], r["changed"]) for r in rows] == [("a", 2.0, False), ("b", 3.0, False)]
 
 

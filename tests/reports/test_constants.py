@@ -12,7 +12,7 @@ from lab import results
 from rows import ok, prompt, store
 
 from db import engine as database
-from db import query
+from db import history, query
 from db.models import Sweep
 from db.record import Provenance
 from reports import constants, families, sweep
@@ -88,7 +88,7 @@ def test_cells_of_constants_alone_are_in_no_other_table(engine):
     run = add(engine, constant(), key="run")
     alone = add(engine, WRONG, key="alone", action="constants")
     assert [row["cell"] for row in query.cell_rows(engine)] == [run]
-    assert [row["cell"] for row in query.history_rows(engine)] == [run]
+    assert [row["cell"] for row in history.history_rows(engine)] == [run]
     assert sweep.collect(url(engine))["sweep"]["sweep"] == 1
     report = constants.collect(url(engine), {}, None, every=False)
     assert [row["cell"] for row in report["rows"]] == [alone]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from db.history import history_line
 from db.models import FACTORS
-from db.query import history_line
 from reports import history
 
 
