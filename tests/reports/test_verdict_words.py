@@ -8,7 +8,7 @@ import pytest
 from rows import changed, ok, prompt, store
 
 from db import engine as database
-from db import query
+from db import history, query
 from reports.verdict_words import reserved, verdict_words
 
 
@@ -67,5 +67,5 @@ def test_where_no_verdict_is_shown_what_it_hides_is():
 def test_the_reservations_of_a_result_are_in_every_row(tmp_path):
     engine = database.open_database(str(tmp_path / "x.db"))
     store(engine, {"model": "m"}, changed(), ok(prompt("p", 1, 1), reservations=["it does not stop"]))
-    for read in (query.cell_rows, query.result_rows, query.history_rows):
+    for read in (query.cell_rows, query.result_rows, history.history_rows):
         assert [row["reservations"] for row in read(engine)] == [["it does not stop"]]
