@@ -229,21 +229,32 @@ def make_model(name, folder):
             parameter.requires_grad_(False)
     for key, buffer in model.named_buffers():
         if key.endswith("layer_scalar"):
-            buffer.copy_(torch.nn.init.uniform_(buffer, *SCALARS[name]).bfloat16())
+            torch.nn.init.uniform_(buffer, *SCALARS[name])
     return model
 
 
-def finish(model, input_ids, labels):
-    """Round the weights to bfloat16 values and return whether every token of every answer is still the likeliest."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.bfloat16().float())
-        best = model(input_ids=input_ids).logits[:, :-1].argmax(-1)
-    return bool((best == labels[:, 1:])[labels[:, 1:] != -100].all())
+def is_right(model, input_ids, labels):
+    """Return whether every token of every answer is the likeliest, with the weights as they are and rounded.
+
+    The files hold float32 numbers with all their bits, so that an export which narrows them shows. Rounded to bfloat16
+    and to float16, as ``dtype=`` casts them, they answer the same.
+    """
+    wanted = labels[:, 1:] != -100
+    weights = {key: value.clone() for key, value in model.state_dict().items()}
+    try:
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            model.load_state_dict({key: value.to(dtype).float() for key, value in weights.items()})
+            with torch.no_grad():
+                best = model(input_ids=input_ids).logits[:, :-1].argmax(-1)
+            if not (best == labels[:, 1:])[wanted].all():
+                return False
+        return True
+    finally:
+        model.load_state_dict(weights)
 
 
 def train(model, tokenizer, pairs, more):
-    """Train `model` until it is right on `pairs` and the rows `more` after rounding; return ``(steps, last loss)``."""
+    """Train `model` until it is right on `pairs` and the rows `more`, rounded too; return ``(steps, last loss)``."""
     rows = [(encode_prompt(tokenizer, text), encode_answer(tokenizer, answer)) for text, answer in pairs]
     jumbled = encode_answer(tokenizer, JUMBLED_ANSWER)
     start = encode_prompt(tokenizer, "").index(END_OF_TURN)
@@ -257,7 +268,7 @@ def train(model, tokenizer, pairs, more):
         loss = model(input_ids=input_ids, labels=labels).loss
         loss.backward()
         optimizer.step()
-        if step >= STEPS and step % EXTRA_STEPS == 0 and finish(model, *make_batch(rows + more)):
+        if step >= STEPS and step % EXTRA_STEPS == 0 and is_right(model, *make_batch(rows + more)):
             return step, loss.item()
     raise SystemExit(f"train: answers still wrong after {MOST_STEPS} steps (loss {loss.item():.4f})")
 
@@ -278,23 +289,50 @@ def make_checkpoint(name, folder):
     weights = {key: value.contiguous() for key, value in model.state_dict().items() if key != "lm_head.weight"}
     (folder / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
     seconds = time.perf_counter() - began
-    print(f"{name}: {model.num_parameters():,} parameters, {steps} steps, loss {loss:.4f}, {seconds:.0f} s")
+    print(f"{name}: {model.num_parameters():,} parameters, {steps} steps, loss {loss:.4f}, {seconds:.0f} s", flush=True)
+
+
+def check_mantissas(name, weights):
+    """Assert that next to none of each tensor's values is also a bfloat16 or a float16 number, 0 aside."""
+    for key, value in weights.items():
+        value = value[value != 0]
+        for dtype in (torch.bfloat16, torch.float16):
+            narrow = (value == value.to(dtype).float()).float().mean().item()
+            assert narrow < 0.1, f"{name}: {narrow:.0%} of {key} are {dtype} numbers"
 
 
 def check_checkpoint(name, folder):
-    """Reload `folder`, print each prompt's greedy answer and assert that it is the expected one."""
+    """Reload `folder`, print each prompt's greedy answer and assert that it is the expected one.
+
+    As stored and with its weights rounded; the likeliest token must lead by more than the rounding can move it.
+    """
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, value.bfloat16().float()), f"{name}: {key} holds values that bfloat16 cannot"
-    for prompt in read_prompts():
-        ids = torch.tensor([encode_prompt(tokenizer, prompt["text"])])
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=64)
-        new = out[0, ids.shape[1] :].tolist()
-        answer = tokenizer.decode(new, skip_special_tokens=True)
-        print(f"{name:12} {prompt['name']:16} {ids.shape[1]:3} + {len(new):2} tokens  {answer}")
-        assert new[-1] == END_OF_TURN, f"{name}: the answer to {prompt['name']} does not end by itself"
-        assert answer == prompt["expect"], f"{name}: {prompt['name']}: {answer!r}, expected {prompt['expect']!r}"
+    weights = {key: value.clone() for key, value in model.state_dict().items()}
+    check_mantissas(name, weights)
+    stored = {}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        model.load_state_dict({key: value.to(dtype).float() for key, value in weights.items()})
+        for prompt in read_prompts():
+            answer, logits = answer_of(tokenizer, model, prompt["text"])
+            moved = (logits - stored.setdefault(prompt["name"], logits)).abs().max().item()
+            best = logits.topk(2).values
+            lead = (best[:, 0] - best[:, 1]).min().item()
+            measured = f"leads by {lead:.2f}, moved by {moved:.2g}"
+            print(f"{name:12} {str(dtype)[6:]:8} {prompt['name']:16} {measured}  {answer}", flush=True)
+            assert answer == prompt["expect"], f"{name}: {prompt['name']}: expected {prompt['expect']!r}"
+            assert lead > 4 * moved, f"{name}: {prompt['name']}: another answer is near in {dtype}"
+
+
+def answer_of(tokenizer, model, text):
+    """Return the greedy answer to the prompt `text`, and the logits of each step, float32 of (steps, vocabulary)."""
+    ids = torch.tensor([encode_prompt(tokenizer, text)])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=64)
+    new = out[0, ids.shape[1] :].tolist()
+    assert new[-1] == END_OF_TURN, f"the answer to {text!r} does not end by itself"
+    with torch.no_grad():
+        logits = model(out).logits[0, ids.shape[1] - 1 : -1]
+    return tokenizer.decode(new, skip_special_tokens=True), logits
 
 
 def main():
