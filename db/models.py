@@ -27,6 +27,11 @@ AXES = (*FACTORS, "options")
 # From best to worst; a cell's verdict is the worst of its prompts', and a failed cell's is the last.
 VERDICTS = ("within_noise", "near_tie", "elevated", "broken", "non_finite", "failed")
 
+# What a continuation is, in a word (`PromptResult.outcome`). Of "text" (nothing was expected, or it cannot be decided)
+# and "cut" (the limit of tokens came before its end) nothing is known; those after them are no answers.
+TEXT_OUTCOMES = ("answer", "text", "cut", "wrong", "empty", "loop", "markers")
+OPEN_OUTCOMES = ("text", "cut")
+
 
 def error_line(error_type: str | None, error: str | None) -> str | None:
     """A failure in one line: its type and the first line that says something."""

@@ -248,17 +248,21 @@ def candidate(parts: Parts, stages: Mapping[str, Stage]) -> Stage:
 
 def compare(parts: Parts, stages: Mapping[str, Stage]) -> Stage:
     measured = [name for name in ("reference", "noise") if name in stages]
-    expect = {p.name: p.expect for p in parts.config.prompts.prompts}
+    wanted = parts.config.prompts.prompts
+    judged_by = {
+        "expect": {p.name: p.expect for p in wanted},
+        "reject": {p.name: list(p.reject) for p in wanted if p.reject},
+    }
     thresholds = parts.settings.verdict.of(parts.config.precision)
     return Stage(
         "compare",
-        {"measurement": MEASUREMENT_VERSION, "expect": expect, "thresholds": thresholds,
+        {"measurement": MEASUREMENT_VERSION, **judged_by, "thresholds": thresholds,
          "noise": stages["noise"].key if "noise" in stages else None, "candidate": stages["candidate"].key},
         "reference", ("prompts", *measured, "candidate"),
         lambda paths, meta: {
             "reference": None, "noise": None, **{name: str(paths[name]) for name in measured},
-            "candidate": str(paths["candidate"]), "expect": expect, "suspect": meta["prompts"]["suspect"],
-            "thresholds": thresholds,
+            "candidate": str(paths["candidate"]), **judged_by, "suspect": meta["prompts"]["suspect"],
+            "format": meta["prompts"].get("format"), "thresholds": thresholds,
         },
     )  # fmt: skip
 

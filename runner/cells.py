@@ -303,6 +303,21 @@ def check(config: schema.Factors) -> None:
                 f"prompts: the prompt {prompt.name!r} expects nothing, which any answer would have",
                 hint="leave expect out where nothing is expected",
             )
+        check_rejects(prompt)
+
+
+def check_rejects(prompt: schema.Prompt) -> None:
+    """Errors: `ConfigFailed` for a text that any answer has, or that the expected answer has."""
+    for reject in prompt.reject:
+        where = f"prompts: the prompt {prompt.name!r} rejects"
+        if not reject.strip():
+            raise ConfigFailed(f"{where} nothing, which any answer has", hint="leave the empty text out of reject")
+        words = r"\s+".join(map(re.escape, reject.casefold().split()))
+        if re.search(rf"(?<!\w){words}(?!\w)", (prompt.expect or "").casefold()):
+            raise ConfigFailed(
+                f"{where} {reject!r}, which the text that it expects has: no answer could be right",
+                hint="reject texts that the expected one does not contain",
+            )
 
 
 def check_model(model: schema.Model) -> None:

@@ -273,11 +273,12 @@ class Reference:
 
 @dataclass
 class Prompt:
-    """One user message; `expect` is text that a sensible answer contains."""
+    """One user message; `expect` is text that a sensible answer contains, `reject` lists texts that none contains."""
 
     name: str = MISSING
     text: str = MISSING
     expect: Optional[str] = None
+    reject: List[str] = field(default_factory=list)
 
 
 @dataclass

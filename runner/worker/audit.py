@@ -7,11 +7,14 @@ reader, never an opinion that stops a run by itself.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 
 from sensible import MARKER, TURN_MARKER
 
 UNKNOWN, SPLIT, WRITTEN, BOS = "unknown_tokens", "split_marker", "marker_in_prompt", "bos"
+TEMPLATE = "template_marker"
+NO_TURN = re.compile("endoftext|pad|unk|begin.of|end.of.(?:text|sentence)", re.IGNORECASE)  # special, of no turn
 CHARACTERS, OUTSIDE, RUNTIME = "token_per_character", "outside_vocabulary", "runtime_tokenizer"
 # After these a model reads something else than was meant, so that no answer to it can count.
 SUSPECT = (UNKNOWN, SPLIT, OUTSIDE)  # and what is merely doubled shows in the answer
@@ -30,7 +33,7 @@ def findings(tokenizer, prompts: list[dict], vocabulary: int | None) -> list[dic
     for prompt in prompts:
         for check, evidence in (
             (UNKNOWN, unknown(tokenizer, prompt)),
-            (SPLIT, split_markers(tokenizer, prompt["text"])),
+            *split_markers(tokenizer, prompt),
             (WRITTEN, written_markers(prompt)),
             (BOS, bos(tokenizer, prompt["ids"], adds_bos)),
             (CHARACTERS, spelled(tokenizer, prompt["user_text"])),
@@ -53,17 +56,35 @@ def unknown(tokenizer, prompt: dict) -> str:
     return f"{count} of {len(prompt['ids'])} tokens are {tokenizer.unk_token} ({tokenizer.unk_token_id}){about}"
 
 
-def split_markers(tokenizer, text: str) -> str:
-    """Turn markers in the text that are no tokens of their own: to the model they are letters."""
-    said = []
-    for marker in dict.fromkeys(TURN_MARKER.findall(text)):
+def split_markers(tokenizer, prompt: dict) -> list[tuple[str, str]]:
+    """Turn markers in a prompt that are no tokens of their own, as (check, evidence): to the model they are letters.
+
+    What is in the prompt's ids as a token is one, whatever the tokenizer puts
+    before it. Where the checkpoint's own template alone writes them, and its
+    tokenizer has no turn markers at all, they are told under another check:
+    some models are trained with turns that are letters.
+    """
+    said: dict[str, list[str]] = {}
+    markers = TURN_MARKER.findall(prompt["text"])
+    known = sorted(t for t in tokenizer.get_added_vocab() if TURN_MARKER.fullmatch(t))
+    has = f"; the tokenizer's markers are {', '.join(known[:6])}" if known else ""
+    own = any(not NO_TURN.search(token) for token in known)
+    for marker in dict.fromkeys(markers):
         ids = ids_of(tokenizer, marker)
-        if len(ids) > 1:
-            pieces = tokenizer.convert_ids_to_tokens(ids)
-            known = sorted(t for t in tokenizer.get_added_vocab() if TURN_MARKER.fullmatch(t))
-            has = f"; the tokenizer's markers are {', '.join(known[:6])}" if known else ""
-            said.append(f"{marker} -> {pieces}{has}")
-    return "; ".join(said)
+        if len(ids) == 1 or pieces_of(tokenizer, prompt["ids"]).count(marker) >= markers.count(marker):
+            continue
+        written = marker in prompt["user_text"] or not prompt["user_text"] or prompt["text"] == prompt["user_text"]
+        check = SPLIT if written or own else TEMPLATE
+        said.setdefault(check, []).append(f"{marker} -> {tokenizer.convert_ids_to_tokens(ids)}{has}")
+    return [(check, "; ".join(found)) for check, found in said.items()]
+
+
+def pieces_of(tokenizer, ids: list[int]) -> list[str]:
+    """The tokens of ids; none where the tokenizer has not all of them, which is found by itself."""
+    try:
+        return tokenizer.convert_ids_to_tokens(ids)
+    except (IndexError, KeyError, OverflowError, TypeError):
+        return []
 
 
 def written_markers(prompt: dict) -> str:

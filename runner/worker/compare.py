@@ -11,8 +11,9 @@ import os
 
 import continuation
 import numpy as np
+import vocabulary_width
 from metrics import BANDS, STEP_METRICS, kind, matched_tokens, over_steps, top_gap
-from sensible import outcome, sensible
+from sensible import Expected, outcome, sensible
 
 MEASUREMENT_VERSION = 3
 # Prefixes of the names of numbers.
@@ -25,20 +26,28 @@ def run(arguments: dict, out: str) -> dict:
 
     arguments: reference, candidate, noise (folders; the first and the last may
     be None: a candidate alone is only looked at), expect
-    ({prompt name: text or None}), suspect (names of prompts that the audit
-    found to be other than meant), thresholds ({"within", "broken"}: multiples
+    ({prompt name: text or None}), reject ({prompt name: [text]}), format (the
+    checkpoint's own, see `answer_format.known`; or None), suspect (names of prompts that
+    the audit found to be other than meant), thresholds ({"within", "broken"}: multiples
     of the noise floor). Returns what is odd about the whole in "findings".
     """
     noise, candidates = noise_floors(arguments["noise"]), continuation.load(arguments["candidate"])
+    widths = []
     if arguments["reference"] is None:
         prompts = [alone(arguments, candidate) for candidate in candidates]
     else:
-        pairs = zip(continuation.load(arguments["reference"]), candidates, strict=True)
+        references = continuation.load(arguments["reference"])
+        pairs = list(zip(references, candidates, strict=True))
+        widths = vocabulary_width.findings(arguments["reference"], arguments["candidate"], pairs)
         prompts = [compare_prompt(arguments, one, two, noise.get(one["name"])) for one, two in pairs]
     content = {"measurement": MEASUREMENT_VERSION, "thresholds": arguments["thresholds"], "prompts": prompts}
     with open(os.path.join(out, "comparison.json"), "w", encoding="utf-8") as file:
         json.dump(content, file)
-    return {"findings": coarse(prompts, arguments["thresholds"]["within"])}
+    return {"findings": coarse(prompts, arguments["thresholds"]["within"]) + widths}
+
+
+def expected(arguments: dict) -> Expected:
+    return Expected(arguments["expect"], arguments["reject"], arguments["format"])
 
 
 def coarse(prompts: list[dict], within: float) -> list[dict]:
@@ -75,7 +84,7 @@ def noise_floors(folder: str | None) -> dict[str, float]:
 
 def alone(arguments: dict, candidate: dict) -> dict:
     """A prompt's columns where there is nothing to compare with: what the candidate said, and if it is sensible."""
-    word = outcome(candidate, arguments["expect"].get(candidate["name"]))
+    word = outcome(candidate, expected(arguments))
     numbers = (
         "first_logits_max_abs_diff", "logits_max_abs_diff", "forced_logits_max_abs_diff", "noise_floor", "noise_ratio",
         "forced_noise_ratio", "reference_range",
@@ -120,7 +129,7 @@ def compare_prompt(arguments: dict, reference: dict, candidate: dict, floor: flo
     gap = None if identical else rows["gap"]
     judged_by = None if says_nothing(floor, rows["range"], arguments["thresholds"]["within"]) else floor
     suspect = reference["name"] in arguments["suspect"]
-    words = [outcome(side, arguments["expect"].get(reference["name"])) for side in (reference, candidate)]
+    words = [outcome(side, expected(arguments)) for side in (reference, candidate)]
     return {
         "prompt": reference["name"],
         "metrics": {name: number(value) for name, value in whole.items()},

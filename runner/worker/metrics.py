@@ -103,6 +103,11 @@ def total_variation(reference: np.ndarray, candidate: np.ndarray) -> float:
     return float(np.minimum(0.5 * np.abs(p - q).sum(), 1.0))
 
 
+def mass_beyond(row: np.ndarray, width: int) -> float:
+    """Σ p_i over the entries from `width` on: what they take of the probability at temperature 1; NaN without one."""
+    return float(np.exp(log_softmax(np.asarray(row, dtype=np.float64)))[width:].sum())
+
+
 def top(row: np.ndarray, k: int) -> np.ndarray:
     """The ids of the k largest entries, largest first; of equal ones the lower id, as argmax has it."""
     k = min(k, len(row))

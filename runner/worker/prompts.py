@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 
+import answer_format
 import audit
 import boundaries
 import remote_code
@@ -49,6 +50,7 @@ def run(arguments: dict, out: str) -> dict:
         "tokens": [len(prompt["ids"]) for prompt in prompts],
         "findings": found,
         "suspect": sorted({f["prompt"] for f in found if f["check"] in audit.SUSPECT}),
+        "format": answer_format.known(tokenizer, template, prompts),
     }
 
 

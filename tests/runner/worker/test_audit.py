@@ -12,6 +12,7 @@ from audit import (
     RUNTIME,
     SPLIT,
     SUSPECT,
+    TEMPLATE,
     UNKNOWN,
     WRITTEN,
     adds_its_bos,
@@ -110,10 +111,37 @@ def test_markers_of_another_model_are_letters_to_this_one():
 def test_a_marker_is_split_unless_it_is_a_token(marker):
     letters = Tokenizer(markers=[], words=[*WORDS, "｜"])
     prompt = prompt_of(letters, before=f"<bos>{marker}", after="")
-    (evidence,) = found(letters, prompt).values()
+    ((check, evidence),) = found(letters, prompt).items()
     assert evidence.startswith(f"{marker} -> ['<', ") and "markers are" not in evidence
+    # What the template writes and no token stands for is letters by the model's own format; what a user writes is not.
+    assert check == TEMPLATE and TEMPLATE not in SUSPECT
+    assert SPLIT in found(letters, prompt_of(letters, f"{marker}user", before="<bos>", after=""))
+    assert SPLIT in found(letters, prompt | {"user_text": prompt["text"]})
     whole = Tokenizer(markers=[marker])
     assert found(whole, prompt_of(whole, before=f"<bos>{marker}", after="")) == {}
+
+
+def test_a_marker_that_the_tokenizer_makes_a_token_is_one_whatever_it_puts_before_it():
+    """A SentencePiece tokenizer puts a space before what it is given, before a marker by itself too."""
+
+    class Spaced(Tokenizer):
+        def __call__(self, text: str, add_special_tokens: bool = True) -> dict:
+            found = super().__call__(text, add_special_tokens)["input_ids"]
+            return {"input_ids": [self.vocabulary.index(" "), *found] if not add_special_tokens else found}
+
+    tokenizer = Spaced(markers=["<|user|>"])
+    assert len(tokenizer("<|user|>", add_special_tokens=False)["input_ids"]) == 2
+    text = "<bos><|user|>what is the capital"
+    ids = Tokenizer(markers=["<|user|>"])(text, add_special_tokens=False)["input_ids"]
+    prompt = {"name": "p", "user_text": "what is the capital", "text": text, "ids": ids}
+    assert found(tokenizer, prompt) == {}
+    spelled = [*ids[:1], *(tokenizer.vocabulary.index(letter) for letter in "<|user|>"), *ids[2:]]
+    assert SPLIT in found(tokenizer, prompt | {"ids": spelled})  # the token is there, and the prompt has its letters
+
+
+def test_a_tokenizer_whose_special_tokens_are_of_no_turn_has_turns_that_are_letters():
+    tokenizer = Tokenizer(markers=["<|endoftext|>", "<|padding|>"])
+    assert found(tokenizer, prompt_of(tokenizer, before="<bos><|user|>", after="")).keys() == {TEMPLATE}
 
 
 def test_text_in_angle_brackets_is_no_marker():

@@ -41,7 +41,7 @@ def side(tokens: list[int], logits=None, forced=None) -> tuple:
 def compare(tmp_path):
     """Compare pairs of `side`s; a candidate's forced logits are its free ones unless given."""
 
-    def compare(*pairs, expect=None, floors=None, suspect=()):
+    def compare(*pairs, expect=None, floors=None, suspect=(), reject=None, form=None):
         for n in (0, 1):
             (tmp_path / str(n)).mkdir(exist_ok=True)
             for index, pair in enumerate(pairs):
@@ -53,7 +53,8 @@ def compare(tmp_path):
             (tmp_path / "noise.json").write_text(json.dumps({"prompts": prompts}))
         arguments = {
             "reference": str(tmp_path / "0"), "candidate": str(tmp_path / "1"), "expect": expect or {},
-            "noise": None if floors is None else str(tmp_path), "suspect": list(suspect), "thresholds": THRESHOLDS,
+            "reject": reject or {}, "format": form, "noise": None if floors is None else str(tmp_path),
+            "suspect": list(suspect), "thresholds": THRESHOLDS,
         }  # fmt: skip
         compare.findings = [finding["evidence"] for finding in run(arguments, str(tmp_path))["findings"]]
         found = json.loads((tmp_path / "comparison.json").read_text(), parse_constant=pytest.fail)
@@ -142,6 +143,32 @@ def test_what_is_said_to_a_suspect_prompt_is_no_answer(compare):
     suspect, other = compare(*pairs, expect={"p0": "b", "p1": "b"}, suspect=["p0"])
     assert suspect["sensible"] is suspect["candidate_sensible"] is False and suspect["outcome"] == "answer"
     assert other["sensible"] is other["candidate_sensible"] is True
+
+
+def test_a_text_that_the_limit_cut_is_neither_right_nor_wrong(compare):
+    """Token 7 ends; the expected "abcd" needs more tokens than there were."""
+    ours, same, other, late = [0, 1, 2], [0, 1, 2], [5, 6, 4], [0, 1, 7]
+    pairs = [(side(ours), side(theirs)) for theirs in (same, other, late)]
+    found = compare(*pairs, expect=dict.fromkeys(("p0", "p1", "p2"), "abcd"))
+    assert [(p["reference_outcome"], p["outcome"]) for p in found] == [("cut", "cut"), ("cut", "cut"), ("cut", "wrong")]
+    assert [p["candidate_sensible"] for p in found] == [None, None, False]
+    assert all(p["sensible"] is None for p in found)
+    assert [p["tokens_identical"] for p in found] == [True, False, False]
+
+
+def test_a_candidate_that_parts_from_a_right_answer_and_is_cut_is_not_yet_wrong(compare):
+    """It may still come to the expected text; the numbers and the tokens say that it differs."""
+    (prompt,) = compare((side([1, 2, 7]), side([3, 4, 5])), expect={"p0": "bc"})
+    assert (prompt["reference_outcome"], prompt["outcome"]) == ("answer", "cut")
+    assert prompt["sensible"] is True and prompt["candidate_sensible"] is None and not prompt["tokens_identical"]
+
+
+def test_a_rejected_text_is_wrong_cut_or_not(compare):
+    found = compare(
+        (side([1, 2, 7]), side([3, 4, 7])), (side([1, 2, 7]), side([3, 4, 7])),
+        expect={"p0": "de", "p1": "de"}, reject={"p0": ["de"]},
+    )  # fmt: skip
+    assert [p["outcome"] for p in found] == ["wrong", "answer"]
 
 
 def test_where_nothing_is_expected_nothing_is_said_of_sense(compare):
@@ -277,6 +304,45 @@ def test_a_padded_vocabulary_is_compared_where_both_have_entries(compare):
         assert value(prompt, "logits_max_abs_diff") == value(prompt, "forced_logits_max_abs_diff") == 0.25
 
 
+def wider(tokens: list[int], heights: list[float]) -> np.ndarray:
+    """Rows of width 8 with two entries more, of these heights above all others' 0; their probabilities are plain."""
+    return np.append(np.zeros((len(tokens), 8), np.float32), np.array([heights] * len(tokens), np.float32), axis=1)
+
+
+def test_widths_that_differ_are_a_warning_with_what_the_extra_entries_take_in_sampling(compare):
+    """Of ten equal entries the two extra ones have a fifth of the probability."""
+    tokens = [1, 2, 7]
+    compare((side(tokens, rows(tokens, height=0)), side(tokens, wider(tokens, [0, 0]))))
+    (said,) = compare.findings
+    assert said == (
+        "the candidate has 10 logits and the reference 8: its 2 extra entries take up to 20 % of the probability in"
+        " sampling at temperature 1 (prompt p0, step 0); none of its 3 greedy steps chose one of them"
+    )
+    compare((side(tokens, wider(tokens, [-np.inf] * 2)), side(tokens, rows(tokens, height=0))))
+    (said,) = compare.findings
+    assert said.startswith("the reference has 10 logits and the candidate 8: its 2 extra entries take none of the prob")
+    compare((side(tokens), side(tokens)))
+    assert compare.findings == []
+
+
+def test_greedy_steps_beyond_the_common_width_are_told_with_the_first(compare):
+    theirs = wider([1, 8], [5, 0])
+    compare(
+        (side([1, 2]), side([1, 2], np.append(rows([1, 2]), [[0], [0]], axis=1))), (side([1, 2]), side([1, 8], theirs))
+    )
+    (said,) = compare.findings
+    assert "1 of its 4 greedy steps chose one of them, the first at prompt p1, step 1" in said
+    assert "(prompt p1, step 0)" in said
+
+
+def test_a_step_without_probabilities_is_told_as_not_known(compare):
+    theirs = wider([1, 2], [0, 0])
+    theirs[1, 0] = np.nan
+    compare((side([1, 2], rows([1, 2], height=0)), side([1, 2], theirs)))
+    (said,) = compare.findings
+    assert "up to 20 %" in said and "(not known at 2 steps whose logits have no probabilities)" in said
+
+
 @pytest.mark.parametrize(("mode", "within"), [("neither", True), ("free", False), ("forced", False)])
 def test_the_bands_hold_in_both_modes_or_do_not(compare, mode, within):
     tokens = [1, 2, 7]
@@ -291,6 +357,7 @@ def test_the_sides_have_the_same_number_of_prompts(compare, tmp_path):
     entries = tmp_path / "1" / "continuations.json"
     entries.write_text(json.dumps(json.loads(entries.read_text())[:1]))
     arguments = {"reference": str(tmp_path / "0"), "candidate": str(tmp_path / "1"), "expect": {}, "noise": None}
+    arguments |= {"reject": {}, "format": None}
     with pytest.raises(ValueError, match="zip"):
         run({**arguments, "suspect": [], "thresholds": THRESHOLDS}, str(tmp_path))
 
@@ -302,6 +369,7 @@ def test_the_runner_knows_the_measurement_version():
 GROWTH = """
 import compare
 arguments = {"reference": "0", "candidate": "1", "noise": None, "expect": {}, "suspect": [],
+             "reject": {}, "format": None,
              "thresholds": {"within": 10, "broken": 1000}}
 grew = grown(lambda: compare.run(arguments, "."))
 with open("comparison.json") as file:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sensible import MARKER, TURN_MARKER, loops, outcome, sensible
+from sensible import MARKER, OUTCOMES, TURN_MARKER, Expected, loops, outcome, sensible
+
+from db import models
 
 
 def entry(text: str, tokens=(1, 2, 3), ended=True, raw=None) -> dict:
-    return {"text": text, "raw_text": text if raw is None else raw, "tokens": list(tokens), "ended": ended}
+    raw = text if raw is None else raw
+    return {"name": "p", "text": text, "raw_text": raw, "tokens": list(tokens), "ended": ended}
+
+
+def word_of(found: dict, expect: str | None, *reject: str, form: dict | None = None) -> str:
+    return outcome(found, Expected({"p": expect}, {"p": list(reject)}, form))
 
 
 @pytest.mark.parametrize(
@@ -38,12 +45,156 @@ def entry(text: str, tokens=(1, 2, 3), ended=True, raw=None) -> dict:
     ],
 )
 def test_outcome(found, expect, word):
-    assert outcome(found, expect) == word
+    assert word_of(found, expect) == word
+
+
+def cut(text: str) -> dict:
+    return entry(text, ended=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "expect", "word"),
+    [
+        ("The capital of", "The capital of France is Paris.", "cut"),
+        ("London is", "Paris", "cut"),
+        ("The capital is Paris", "Paris", "cut"),  # it may become Parisian, or go on with a denial
+        ("Paris is", "Paris", "cut"),
+        ("Paris is big. It", "Paris", "answer"),
+        ("The capital of France is Paris.", "The capital of France is Paris.", "answer"),
+        ("It is 3.", "3", "cut"),  # or 3.5
+        ("It is not Paris. It", "Paris", "text"),
+        ("", "Paris", "cut"),
+        ("London", None, "text"),
+        ("پایتخت ایران تهران", "تهران", "cut"),
+    ],
+)
+def test_what_the_limit_cut_is_neither_right_nor_wrong_until_it_shows(text, expect, word):
+    assert word_of(cut(text), expect) == word
+
+
+@pytest.mark.parametrize(
+    ("text", "expect", "word"),
+    [
+        ("A dog has 14 legs.", "4", "wrong"),
+        ("A dog has 4 legs.", "4", "answer"),
+        ("4条腿", "4", "answer"),
+        ("14条腿", "4", "wrong"),
+        ("It is 4.5 or 1,400.", "4", "wrong"),
+        ("It is -4.", "4", "text"),
+        ("It is 3-4.", "4", "text"),
+        ("The Parisian left.", "Paris", "wrong"),
+        ("Paris's river.", "Paris", "text"),
+        ("The end.Paris.", "Paris", "text"),
+        ("Cafe\u0301 au lait", "café", "answer"),
+        ("Cafe\u0301 au lait", "cafe", "wrong"),
+        ("中文是机器学习。", "机器学习", "answer"),
+        ("กรุงเทพมหานครสวย", "กรุงเทพ", "answer"),
+        ("پایتخت تهران است.", "تهران", "answer"),
+        ("پایتخت تهران\u200cها است.", "تهران", "text"),
+        ("تهرانی", "تهران", "text"),
+        ("파리입니다", "파리", "text"),
+        ("파리 입니다", "파리", "answer"),
+        ("パリです", "パリ", "answer"),
+        ("パリス", "パリ", "wrong"),
+        ("It is Σίσυφος", "ΣΊΣΥΦΟΣ", "answer"),
+    ],
+)
+def test_expectations_match_whole_words(text, expect, word):
+    assert word_of(entry(text), expect) == word
+
+
+@pytest.mark.parametrize(
+    ("text", "expect", "word"),
+    [
+        ("It is not Paris.", "Paris", "text"),
+        ("It isn't Paris.", "Paris", "text"),
+        ("It isn’t Paris.", "Paris", "text"),
+        ("It is no longer Paris.", "Paris", "text"),
+        ("Paris is not the capital.", "Paris", "text"),
+        ("Paris, not London.", "Paris", "text"),  # which of the two is denied is not decided
+        ("It is not London. It is Paris.", "Paris", "answer"),
+        ("It is Paris. It is not Paris.", "Paris", "text"),
+        ("It is not St. Paris.", "Paris", "text"),
+        ("It is not\nParis.", "Paris", "text"),
+        ("Is it Paris?", "Paris", "text"),
+        ("It is not possible.", "not possible", "answer"),
+        ("knot Paris", "Paris", "answer"),
+        ("首都不是巴黎。", "巴黎", "text"),
+        ("首都是巴黎。", "巴黎", "answer"),
+        ("پایتخت ایران تهران نیست.", "تهران", "text"),
+        ("نه، تهران است.", "تهران", "text"),
+        ("در خانه تهران است.", "تهران", "answer"),
+        ("Es ist nicht Paris.", "Paris", "text"),
+        ("Это не Париж.", "Париж", "text"),
+        ("არ არის Paris", "Paris", "text"),  # a script of which no negation is known
+        ("Paris", "Paris", "answer"),
+    ],
+)
+def test_what_may_be_a_denial_is_not_decided(text, expect, word):
+    assert word_of(entry(text), expect) == word
+
+
+def test_a_rejected_text_is_wrong_whatever_else_it_has():
+    assert word_of(entry("It is not Paris."), "Paris", "not Paris") == "wrong"
+    assert word_of(entry("No, it is Paris."), "Paris", "No,") == "wrong"
+    assert word_of(entry("It is Paris."), "Paris", "not Paris") == "answer"
+    assert word_of(entry("It is not Parisian."), "Paris", "not Paris") == "wrong"
+    assert word_of(entry("London"), None, "London") == "wrong"
+    assert word_of(entry("Londoner"), None, "London") == "text"
+    assert word_of(cut("London is"), "Paris", "London") == "wrong"
+    assert word_of(cut("London"), "Paris", "London") == "cut"  # Londonderry
+
+
+HARMONY = {"channels": True, "pairs": [], "around": [], "special": ["<|end|>"], "opening": {}}
+GEMMA4 = {"channels": False, "pairs": [["<|channel>", "<channel|>"]], "around": [], "special": [], "opening": {}}
+QWEN3 = {"channels": False, "pairs": [["<think>", "</think>"]], "around": [], "special": [], "opening": {}}
+OPENED = QWEN3 | {"opening": {"p": "<think>"}}
+ANALYSIS = "<|channel|>analysis<|message|>Not London.<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("form", "raw", "ended", "word"),
+    [
+        (HARMONY, ANALYSIS + "<|channel|>final<|message|>It is Paris.", True, "answer"),
+        (HARMONY, "<|channel|>final<|message|>It is London.", True, "wrong"),
+        (HARMONY, "<|channel|>analysis<|message|>Is it Paris. Yes. So", False, "cut"),
+        (HARMONY, ANALYSIS, False, "cut"),
+        (HARMONY, ANALYSIS + "<|channel|>fin", False, "cut"),
+        (HARMONY, "<|channel|>analysis<|message|>It is Paris.", True, "empty"),
+        (HARMONY, ANALYSIS + "<|channel|>final<|message|>Paris<|start|>user", True, "markers"),
+        (HARMONY, "It is Paris.", True, "answer"),
+        (GEMMA4, "<|channel>thought\nLondon?\n<channel|>It is Paris.", True, "answer"),
+        (GEMMA4, "<|channel>thought\nIt is Paris. And", False, "cut"),
+        (GEMMA4, "<|channel>thought\n<channel|>London", True, "wrong"),
+        (GEMMA4, "<|channel>thought\n<channel|>Paris<|turn>user", True, "markers"),
+        (QWEN3, "<think>\nNot London. Paris?\n</think>\n\nParis.", True, "answer"),
+        (QWEN3, "<think>\nIt is Paris. So", False, "cut"),
+        (QWEN3, "<think>\nIt is Paris.", True, "empty"),
+        (OPENED, "It is Paris. So", False, "cut"),
+        (OPENED, "It is London.\n</think>\nIt is Paris.", True, "answer"),
+        (QWEN3, "It is London.\n</think>\nIt is Paris.", True, "answer"),
+        (None, ANALYSIS + "<|channel|>final<|message|>It is Paris.", True, "markers"),
+        (None, "<|channel>thought\n<channel|>Paris", True, "markers"),
+        (QWEN3, ANALYSIS + "<|channel|>final<|message|>It is Paris.", True, "markers"),
+    ],
+)
+def test_the_answer_in_a_checkpoints_own_format_is_what_is_judged(form, raw, ended, word):
+    assert word_of(entry(raw, raw=raw, ended=ended), "Paris", form=form) == word
+
+
+def test_thinking_that_repeats_is_a_loop_and_without_an_expectation_it_is_text():
+    stuck = entry("", tokens=[5, 6] * 9, ended=False, raw="<think>go go go")
+    assert word_of(stuck, "Paris", form=QWEN3) == "loop"
+    assert word_of(entry("", ended=False, raw="<think>so"), None, form=QWEN3) == "text"
+
+
+def test_the_words_are_those_of_the_database():
+    assert tuple(OUTCOMES) == tuple(models.TEXT_OUTCOMES)
 
 
 def test_sensible_says_nothing_where_nothing_was_expected():
     assert sensible("answer") is True
-    assert sensible("text") is None
+    assert sensible("text") is sensible("cut") is None
     assert not any(sensible(word) for word in ("wrong", "empty", "loop", "markers"))
 
 
