@@ -15,7 +15,8 @@ from db.models import FACTORS, Cell, Result
 HISTORY_COLUMNS = (
     "builder", *(factor for factor in FACTORS if factor != "builder"), "options", "changed", "status",
     "first_diff_least", "first_diff_largest", "multiple_largest", "verdict", "constants_wrong", "identical_count",
-    "nonsense_count", "prompts_count", "reservations", "error", "sweep", "cell",
+    "nonsense_count", "prompts_count", "compared_tokens_least", "compared_tokens_largest", "reservations",
+    "error", "sweep", "cell",
 )  # fmt: skip
 # Two findings are the same while their largest first-token diffs are within this factor of each other.
 HISTORY_FACTOR = 2.0

@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 from db import detail, query
 from db.engine import reading, writing
 from db.models import AXES, VERDICTS, Claim, Item, ItemState, PromptResult, Result, now
+from db.output import identical
 from db.record import OF_THE_EXPORT
 
 ITEM_KEYS, ITEM_MORE = ("key", "what", "state", "date"), ("link",)
@@ -395,7 +396,7 @@ def shortfalls(expect: Mapping[str, Any], row: Mapping[str, Any]) -> Iterable[tu
     if "verdict" in expect and row["verdict"] not in expect["verdict"]:
         yield (False, f"verdict {row['verdict']}") if row["verdict"] else (None, "no noise floor")
     if "identical" in expect and not 0 < row["prompts_count"] == row["identical_count"]:
-        yield False, f"identical {row['identical_count']} of {row['prompts_count']}"
+        yield False, f"identical {identical(row)}"
     if "sensible" in expect:
         right = sum(answer is True for answer in row["answers"])
         if False in row["answers"]:

@@ -252,6 +252,8 @@ class Result(Base):
     noise_ratio_largest: Mapped[float | None]
     multiple_largest: Mapped[float | None]  # of the noise, free-running or forced: what the verdict is by
     verdict: Mapped[str | None]
+    compared_tokens_least: Mapped[int | None]  # over prompts, of the longer text; None where nothing was compared
+    compared_tokens_largest: Mapped[int | None]
     constants_wrong: Mapped[int | None]  # how many; None where the constants were not compared
     reservations: Mapped[list[Any] | None]  # what else is told beside the verdict, a phrase each
 

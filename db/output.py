@@ -105,6 +105,20 @@ def show_pairs(pairs: Mapping[str, Any]) -> None:
             print(f"{name}: {lines[0]}")
 
 
+def identical(row: Mapping[str, Any]) -> str:
+    """How many texts are the same, and how many tokens were compared, as every table has it: "5 of 5, 5–11 tokens".
+
+    A match over few tokens shows less; one on a reference that is itself
+    nonsense is called that. The tokens are those of the longer text of each
+    prompt; results of older versions have no number of them.
+    """
+    nonsense = f" ({row['nonsense_count']} on nonsense)" if row.get("nonsense_count") else ""
+    least, most = row.get("compared_tokens_least"), row.get("compared_tokens_largest")
+    told = f"{least}" if least == most else f"{least}–{most}"
+    tokens = f", {told} token{'s' * (most != 1)}" if most else ""
+    return f"{row['identical_count']} of {row['prompts_count']}{nonsense}{tokens}"
+
+
 def gigabytes(size: float) -> str:
     """Bytes as a reader takes them in: 1.23 GB."""
     return f"{size / 1e9:.3g} GB"

@@ -33,8 +33,8 @@ SWEEP_COLUMNS = ("sweep", "started", "seconds", "state", "cells", "found", "ok",
 CELL_COLUMNS = (
     "sweep", "cell", *FACTORS, "options", "source", "status", "error", "found", "patch_outcome", "first_diff_least",
     "first_diff_largest", "diff_largest", "forced_diff_largest", "noise_floor_largest", "multiple_largest",
-    "verdict", "constants_wrong", "identical_count", "nonsense_count", "prompts_count", "sensible_count",
-    "candidate_sensible_count", "reservations",
+    "verdict", "constants_wrong", "identical_count", "nonsense_count", "prompts_count", "compared_tokens_least",
+    "compared_tokens_largest", "sensible_count", "candidate_sensible_count", "reservations",
     "files_dtype", "reference_dtype", "candidate_dtype", "stand_in", "measurement_version", "seconds",
 )  # fmt: skip
 FAILURE_COLUMNS = (
@@ -157,8 +157,9 @@ def result_rows(
 
 
 SUMMARY = (
-    "prompts_count", "identical_count", "sensible_count", "candidate_sensible_count",
-    "first_diff_least", "first_diff_largest", "diff_least", "diff_largest", "forced_diff_largest",
+    "prompts_count", "identical_count", "compared_tokens_least", "compared_tokens_largest", "sensible_count",
+    "candidate_sensible_count", "first_diff_least", "first_diff_largest", "diff_least", "diff_largest",
+    "forced_diff_largest",
     "non_finite_count", "nonsense_count", "noise_floor_largest", "noise_ratio_largest", "multiple_largest",
     "thresholds", "verdict", "constants_wrong", "reservations", "failed_stage", "checkpoint_dtype", "files_dtype",
     "reference_dtype", "candidate_dtype", "layer_count", "noise_key", "constants_key", "prompts_key", "overridden",

@@ -213,6 +213,9 @@ def summary(prompts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     multiples = finite("noise_ratio") + finite("forced_noise_ratio")
     columns["multiple_largest"] = max(multiples, default=None)
     columns["identical_count"] = sum(p["tokens_identical"] for p in prompts)
+    lengths = [p["compared_tokens"] for p in prompts if p["compared_tokens"]]  # none where there was no reference
+    columns["compared_tokens_least"] = min(lengths, default=None)
+    columns["compared_tokens_largest"] = max(lengths, default=None)
     columns["nonsense_count"] = sum(p["tokens_identical"] and p["sensible"] is False for p in prompts)
     columns["non_finite_count"] = sum(any(n[name]["kind"] != "finite" for name in OF_THE_EXPORT) for n in numbers)
     for name in ("sensible", "candidate_sensible"):

@@ -97,6 +97,19 @@ def overridden(rows: list[dict[str, Any]]) -> list[str]:
     return [f"Left out of decoding, {cells(mine)}: {said}." for said, mine in found.items()]
 
 
+def cut(rows: list[dict[str, Any]]) -> list[str]:
+    """Whose texts the limit of tokens cut before it was known what they are."""
+    mine = [row for row in rows if row.get("cut_count")]
+    if not mine:
+        return []
+    limits = ", ".join(sorted({row["max_new_tokens"] for row in mine}, key=lambda n: (len(n), n)))
+    return [
+        f"Cut, {cells(row['cell'] for row in mine)}: a text came to the limit (max_new_tokens {limits}) before its end,"
+        " and what it is, right or wrong, is not known. Its tokens are compared all the same; a larger max_new_tokens"
+        " shows the rest."
+    ]
+
+
 def findings(rows: list[dict[str, Any]]) -> list[str]:
     """Each warning once, with the cells and prompts that it is about; what a check says of several prompts, of one."""
     found: dict[tuple, tuple[dict[int, None], dict[str, None]]] = {}

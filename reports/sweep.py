@@ -8,6 +8,7 @@ from typing import Any
 
 from db import detail, query
 from db.engine import open_database
+from db.models import OPEN_OUTCOMES, TEXT_OUTCOMES
 from db.output import markdown_table, markdown_text
 from reports import notes, older
 from reports.table import NAMES, identical, largest, multiple, number, shown_names, span
@@ -16,7 +17,6 @@ from reports.verdict_words import verdict_words
 # What a reader wants named first; other factors follow when they vary.
 ALWAYS = ("model", "builder", "patch")
 MEASURED = ("First-token max abs diff", "Largest", "Noise floor", "× noise", "Verdict", "Identical", "Text")
-ODD_WORDS = ("wrong", "empty", "loop", "markers")
 ERROR_LENGTH = 60
 
 
@@ -62,9 +62,9 @@ def versions(engine, cells: list[int]) -> dict[str, str]:
 
 
 def from_prompts(prompts: list, cell: dict[str, Any]) -> dict[str, Any]:
-    """What the prompts add to a cell's row: a note on the text, and the span of the reference's logits."""
-    odd = Counter(p.outcome for p in prompts if p.outcome in ODD_WORDS)
-    said = [f"{count} {word}" for word, count in odd.items()]
+    """What the prompts add to a cell's row: a note on the text, how many texts the limit cut, and the span of the
+    reference's logits."""
+    said = outcomes_of(prompts)
     senseless = sum(p.sensible is False for p in prompts)
     if senseless:
         said.append(f"reference itself not sensible in {senseless}")
@@ -73,9 +73,23 @@ def from_prompts(prompts: list, cell: dict[str, Any]) -> dict[str, Any]:
         said.append(f"reference itself not finite in {unsound}")
     if cell["non_finite_count"]:
         said.append(f"{cell['non_finite_count']} not finite")
-    text = ", ".join(said) or ("as expected" if cell["candidate_sensible_count"] else "")
     ranges = [p.reference_range for p in prompts if p.reference_range is not None]
-    return {"texts": text, "logit_range": [min(ranges), max(ranges)] if ranges else None}
+    cut = sum("cut" in (p.outcome, p.reference_outcome) for p in prompts)
+    return {"texts": ", ".join(said), "cut_count": cut, "logit_range": [min(ranges), max(ranges)] if ranges else None}
+
+
+def outcomes_of(prompts: list) -> list[str]:
+    """What the export's texts are, in words and counts: "as expected" where all are, nothing where none is known."""
+    counts = Counter(p.outcome for p in prompts)
+    right = sum(p.candidate_sensible is True for p in prompts)
+    if prompts and right == len(prompts):
+        return ["as expected"]
+    known = any(p.outcome not in OPEN_OUTCOMES for p in prompts)
+    said = [f"{right} as expected"] if right else []
+    said += [f"{counts[word]} {word}" for word in TEXT_OUTCOMES if counts[word] and word not in ("answer", "text")]
+    if counts["text"] and known:
+        said.append(f"{counts['text']} not judged")
+    return said
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -141,7 +155,7 @@ def below(rows: list[dict[str, Any]]) -> list[str]:
             " and the largest of all steps, free-running or fed the reference's tokens. The reference's first-token"
             f" logits span {span(least, most)}."
         )
-    lines += notes.noise(rows) + notes.overridden(rows) + notes.findings(rows)
+    lines += notes.noise(rows) + notes.overridden(rows) + notes.cut(rows) + notes.findings(rows)
     lines += [notes.patch(row) for row in rows if row["patch_outcome"] in notes.PATCH_WORDS]
     lines += [
         f"Builder {markdown_text(r['builder'])} is {markdown_text(r['source'])}."

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from db.models import FACTORS
+from db.output import identical as identical
 from db.output import runs
 
 # What a cell is, by the names of its columns.
@@ -56,12 +57,6 @@ def cells(numbers: Iterable[int]) -> str:
     """Cells in a few characters: cell 3, cells 5 – 8, 12."""
     known = set(numbers)
     return f"cell{'s' * (len(known) > 1)} {runs(known)}"
-
-
-def identical(row: Mapping[str, Any]) -> str:
-    """How many continuations are the same; a match on a reference that is itself nonsense is called that."""
-    nonsense = f" ({row['nonsense_count']} on nonsense)" if row.get("nonsense_count") else ""
-    return f"{row['identical_count']} of {row['prompts_count']}{nonsense}"
 
 
 def words(verdict: str | None, floor: float | None = None) -> str:

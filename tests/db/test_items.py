@@ -192,7 +192,7 @@ def test_a_cell_that_was_left_off_does_not_hide_the_one_before(engine):
         ({"verdict": "within_noise"}, prompt(), "verified", ""),
         ({"verdict": ["near_tie", "elevated"]}, prompt(), "contradicted", "verdict within_noise"),
         ({"verdict": "elevated"}, prompt(None, verdict=None), "undecided", "no noise floor"),
-        ({"identical": "all"}, prompt(identical=False), "contradicted", "identical 0 of 1"),
+        ({"identical": "all"}, prompt(identical=False), "contradicted", "identical 0 of 1, 3 tokens"),
         ({"sensible": "all"}, prompt(answer=False), "contradicted", "sensible 0 of 1"),
         ({"sensible": "all"}, prompt(answer=None), "undecided", "not every prompt says what it expects"),
         ({"at_most": 2}, prompt(2.0), "verified", ""),

@@ -20,6 +20,20 @@ def engine(tmp_path):
     return database.open_database(str(tmp_path / "x.db"))
 
 
+def test_the_tokens_compared_are_kept_as_a_range_over_prompts(engine):
+    short, long = ({**prompt(name, 1, 1), "compared_tokens": count} for name, count in (("p", 5), ("q", 11)))
+    alone = {**prompt("p", 1, 1), "compared_tokens": 0}
+    sweep, ids = record.begin_sweep(engine, [], "1", [cell(model=name) for name in "abc"])
+    for number_, prompts in enumerate([(short, long), (alone,), ()]):
+        record.record_result(engine, ids[number_], ok(*prompts, hash=str(number_)), PATCH)
+    found = query.cell_rows(engine, sweep=sweep)
+    assert [(r["compared_tokens_least"], r["compared_tokens_largest"]) for r in found] == [
+        (5, 11),
+        (None,) * 2,
+        (None,) * 2,
+    ]
+
+
 def test_a_result_comes_back(engine):
     sweep, (first, second) = record.begin_sweep(engine, ["a=b"], "1", [cell(model="one"), cell(model="two")])
     record.record_result(engine, first, ok(prompt("p", 0.5, 1.5), prompt("q", 0.25, 2.0, identical=False)), PATCH)
@@ -36,6 +50,7 @@ def test_a_result_comes_back(engine):
     (summary, pending) = query.cell_rows(engine, sweep=sweep)
     assert (summary["first_diff_least"], summary["first_diff_largest"]) == (0.25, 0.5)
     assert (summary["identical_count"], summary["prompts_count"]) == (1, 2)
+    assert (summary["compared_tokens_least"], summary["compared_tokens_largest"]) == (3, 3)
     assert (summary["verdict"], summary["noise_ratio_largest"], summary["nonsense_count"]) == ("broken", 4.0, 0)
     assert pending["cell"] == second and pending["prompts_count"] is None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from db.models import FACTORS
@@ -67,6 +69,52 @@ def test_without_the_noise_of_a_precision_the_reason_is_told_with_the_cells():
 
 def test_a_match_on_nonsense_is_called_that():
     assert "5 of 5 (3 on nonsense)" in table(row(nonsense_count=3))
+
+
+def test_a_match_has_the_number_of_tokens_compared():
+    assert "| 5 of 5, 5–11 tokens |" in table(row(compared_tokens_least=5, compared_tokens_largest=11))
+    assert "| 5 of 5, 7 tokens |" in table(row(compared_tokens_least=7, compared_tokens_largest=7))
+    assert "| 5 of 5, 1 token |" in table(row(compared_tokens_least=1, compared_tokens_largest=1))
+    mixed = row(compared_tokens_least=2, compared_tokens_largest=3, nonsense_count=1)
+    assert "| 5 of 5 (1 on nonsense), 2–3 tokens |" in table(mixed)
+    assert " tokens" not in table(row(compared_tokens_least=None, compared_tokens_largest=None)).split("\n")[2]
+
+
+def said(*outcomes: str, reference: str = "answer") -> dict:
+    """A prompt for each outcome, as `sweep.from_prompts` reads it."""
+    known = {"answer": True, "text": None, "cut": None}
+    prompts = [
+        SimpleNamespace(
+            outcome=word, candidate_sensible=known.get(word, False), sensible=known.get(reference, False),
+            reference_outcome=reference, reference_range=1.0,
+        )
+        for word in outcomes
+    ]  # fmt: skip
+    return sweep.from_prompts(prompts, {"non_finite_count": 0})
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "words"),
+    [
+        (["answer"] * 3, "as expected"),
+        (["answer", "answer", "cut"], "2 as expected, 1 cut"),
+        (["answer", "text"], "1 as expected, 1 not judged"),
+        (["cut", "cut"], "2 cut"),
+        (["text", "text"], ""),
+        (["wrong", "loop", "wrong"], "2 wrong, 1 loop"),
+        (["markers", "text", "cut"], "1 cut, 1 markers, 1 not judged"),
+        ([], ""),
+    ],
+)
+def test_texts_are_as_expected_only_where_all_are(outcomes, words):
+    assert said(*outcomes)["texts"] == words
+
+
+def test_what_the_limit_cut_is_told_with_its_cells_and_the_limit():
+    assert said("cut", "answer")["cut_count"] == 1 and said("answer", reference="cut")["cut_count"] == 1
+    text = table(row(cell=3, cut_count=2, max_new_tokens="7"), row(cell=4, cut_count=0), row(cell=5))
+    assert "Cut, cell 3: a text came to the limit (max_new_tokens 7) before its end" in text
+    assert "Cut, " not in table(row(cell=4, cut_count=0))
 
 
 def test_a_variant_that_is_no_noise_is_named_once():

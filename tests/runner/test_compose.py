@@ -212,11 +212,20 @@ def test_a_patch_that_is_taken_away_is_not_named(loader):
         ("{name: a, text: ' '}", "no text"),
         ("{name: ' ', text: x}", "empty name"),
         ("{name: a, text: x, expect: ''}", "nothing"),
+        ("{name: a, text: x, expect: y, reject: [z, ' ']}", "rejects nothing"),
+        ("{name: a, text: x, expect: It is  Paris., reject: ['is Paris']}", "rejects 'is Paris', which the text"),
     ],
 )
 def test_blank_prompts_are_refused(loader, prompt, says):
     (cell,) = sweep_of(loader, f"prompts.prompts=[{prompt}]")
     assert says in cell.failure.message
+
+
+def test_rejected_texts_are_part_of_a_prompt(loader):
+    (cell,) = sweep_of(loader, "prompts.prompts=[{name: a, text: x, expect: knot Paris, reject: [not Paris]}]")
+    assert cell.failure is None and cell.config.prompts.prompts[0].reject == ["not Paris"]
+    (shipped,) = sweep_of(loader, "prompts=five")
+    assert all(prompt.reject for prompt in shipped.config.prompts.prompts)
 
 
 @pytest.mark.parametrize("path", ["~nosuchuser/x", "''"])

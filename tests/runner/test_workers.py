@@ -55,7 +55,7 @@ def task(tmp_path):
             save(str(root / "side"), 0, "p", [1], logits, Tokenizer(), set(), forced=logits)
         arguments = {
             "reference": str(root / "side"), "candidate": str(root / "side"), "expect": {}, "noise": None,
-            "suspect": [], "thresholds": {"within": 10.0, "broken": 1000.0},
+            "reject": {}, "format": None, "suspect": [], "thresholds": {"within": 10.0, "broken": 1000.0},
         }  # fmt: skip
         return Task("compare", arguments, root / "out", root / "work", threads=1)
 

@@ -19,6 +19,9 @@ DELETE FROM cell_rest WHERE cell_id IN (
 
 
 def upgrade() -> None:
+    # Of results that are there the prompts are not read: their tables have no number of tokens.
+    op.add_column("result", sa.Column("compared_tokens_least", sa.Integer(), nullable=True))
+    op.add_column("result", sa.Column("compared_tokens_largest", sa.Integer(), nullable=True))
     op.add_column("result", sa.Column("constants_wrong", sa.Integer(), nullable=True))
     op.add_column("result", sa.Column("reservations", sa.JSON(), nullable=True))
     op.execute(
