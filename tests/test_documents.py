@@ -12,7 +12,7 @@ import audit
 import pytest
 from lab import ENVIRONMENTS, run_git
 
-from db import artifacts
+from db import artifacts, models
 from runner import failures, paths
 
 DOCUMENTS = sorted([*paths.PROJECT.glob("*.md"), *paths.PROJECT.glob("docs/*.md")])
@@ -49,6 +49,12 @@ def test_every_outcome_of_the_loader_audit_is_documented():
     assert set(artifacts.OUTCOMES) == {
         word for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for word in re.findall(r"`(\w+)`", row)
     }
+
+
+def test_every_outcome_of_a_text_is_documented():
+    text = (paths.PROJECT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    section = text.partition("\n## What a text is\n")[2].partition("\n## ")[0]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == models.TEXT_OUTCOMES
 
 
 def test_no_file_names_a_registry_or_a_place_on_some_machine():
