@@ -158,10 +158,15 @@ class StoreFailed(Failure):
 DISK_FULL_HINT = "the disk is full: make room, or set store.root to a larger one; the next run tries the cell again"
 
 
+DISK_FULL_WORDS = (
+    "No space left on device", "Disk quota exceeded", "not enough space on the disk", "disk is full", "os error 28",
+    "os error 122",
+)  # fmt: skip
+
+
 def says_disk_full(*texts: str | None) -> bool:
     """Whether an error message is about a full disk, in whatever library's words."""
-    words = ("No space left on device", "Disk quota exceeded", "not enough space on the disk")
-    return any(word in text for word in words for text in texts if text)
+    return any(word in text for word in DISK_FULL_WORDS for text in texts if text)
 
 
 STATUSES = (

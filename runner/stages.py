@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from runner import environments
+from runner.causes import as_failure, disk_is_full
 from runner.cell_stages import Stage
 from runner.checkpoints import Checkpoint, stamp_of
 from runner.environments import Resolution
@@ -20,26 +21,16 @@ from runner.failures import (
     CheckpointFailed,
     EnvFailed,
     Failure,
-    Killed,
-    LoadFailed,
     ReferenceFailed,
-    Stalled,
-    TimedOut,
-    says_disk_full,
 )
 from runner.models import Recipe
 from runner.plan import Plan
 from runner.sharing import Sharing
-from runner.store import Artifact, Store
+from runner.store import MANIFEST, Artifact, Store
 from runner.workers import Task, TaskFailed, Workers
 
-# Errors of the machine's moment, which another run need not meet.
-TRANSIENT = ("NoLoopback", "MemoryError", "KeyboardInterrupt", "BlockingIOError", "OSError", "PermissionError")
-# Errors that say more about what failed than the stage that met them.
-NAMED_FAILURES = {"LoadFailed": LoadFailed, "RemoteCode": CheckpointFailed, "RankKilled": Killed}
 # From how much on a stage's room on the disk is looked at beforehand.
 MUCH_BYTES = 100 * 10**6
-OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "Too many open files")
 
 
 @dataclass(frozen=True)
@@ -214,25 +205,30 @@ class Stages:
         """Run a stage's work in an environment, and put what comes out into the store. Errors: `Failure`."""
         python = await self.interpreter(resolution)
         refuse_without_room(work, self.store.root)
-        try:
-            with self.store.draft(work.name) as draft:
-                out, own = draft / "out", draft / "work"
-                out.mkdir()
-                own.mkdir()
-                task = Task(work.name, work.arguments, out, own, work.threads, work.model_type, work.module)
+        with self.store.draft(work.name) as draft:
+            out, own = draft / "out", draft / "work"
+            out.mkdir()
+            own.mkdir()
+            task = Task(work.name, work.arguments, out, own, work.threads, work.model_type, work.module)
+            try:
                 meta, evidence = await self.workers.run(python, task, say)
-                runs[work.name] = StageRun(work.name, work.key, False, evidence.seconds, evidence.peak_memory_bytes)
+            except TaskFailed as failed:
+                cost = failed.evidence
+                runs[work.name] = StageRun(work.name, work.key, False, cost.seconds, cost.peak_memory_bytes)
+                # Looked at before the draft is removed, which makes room.
+                failure = as_failure(work.name, failed, disk_is_full(self.store.root))
+                if failed.error.get("type") in ("ImportError", "ModuleNotFoundError"):
+                    await self.blame_environment(failure, python, resolution)
                 if checkpoint:
                     refuse_changed(checkpoint)
-                self.made.add(work.key)
-                return self.store.finish(work.name, work.key, out, work.inputs, meta)
-        except TaskFailed as failed:
-            cost = failed.evidence
-            runs[work.name] = StageRun(work.name, work.key, False, cost.seconds, cost.peak_memory_bytes)
-            failure = as_failure(work.name, failed)
-            if failed.error.get("type") in ("ImportError", "ModuleNotFoundError"):
-                await self.blame_environment(failure, python, resolution)
-            raise failure from failed
+                if failure.final:
+                    refuse_lost(work, self.store.root, failure)
+                raise failure from failed
+            runs[work.name] = StageRun(work.name, work.key, False, evidence.seconds, evidence.peak_memory_bytes)
+            if checkpoint:
+                refuse_changed(checkpoint)
+            self.made.add(work.key)
+            return self.store.finish(work.name, work.key, out, work.inputs, meta)
 
 
 def refuse_without_room(work: Work, root: Path) -> None:
@@ -261,6 +257,28 @@ def refuse_changed(checkpoint: Checkpoint) -> None:
         )
 
 
+def refuse_lost(work: Work, store: Path, failure: Failure) -> None:
+    """A stage whose input went from the store, or lost a file, while it ran has said nothing of the cell.
+
+    Errors: the stage's failure, as one of the moment.
+    """
+    given = [
+        Path(value) for value in work.arguments.values() if isinstance(value, str) and value.startswith(str(store))
+    ]
+    for path in given:
+        folder = next((p for p in (path, *path.parents) if (p / MANIFEST).exists()), None)
+        if path.exists() and (folder is None or Store(store).find(folder.parent.name, folder.name)):
+            continue
+        raise STAGE_FAILURES[work.name](
+            f"an input of {work.name} was lost or damaged while it ran: {path.relative_to(store)} ({failure.line()})",
+            stage=work.name,
+            error_type="LostInput",
+            hint="something removes files of the store; the next run makes what is missing anew",
+            transient=True,
+            evidence=failure.evidence,
+        )
+
+
 async def gather(awaitables) -> list:
     """Await all side by side; the first failure is raised once every one has ended."""
     results = await asyncio.gather(*awaitables, return_exceptions=True)
@@ -268,57 +286,3 @@ async def gather(awaitables) -> list:
         if isinstance(result, BaseException):
             raise result
     return results
-
-
-def as_failure(stage: str, failed: TaskFailed) -> Failure:
-    """The typed failure of a stage whose task gave no result."""
-    evidence, error = failed.evidence, failed.error
-    common = {"stage": stage, "evidence": evidence}
-    message = str(error.get("message", ""))
-    if says_disk_full(message, evidence.stderr_tail):
-        return STAGE_FAILURES[stage](
-            f"no space left while writing {stage}",
-            error_type="DiskFull",
-            hint=DISK_FULL_HINT,
-            transient=True,
-            **common,
-        )
-    if failed.reason == "timeout":
-        return TimedOut(
-            f"{stage} took longer than allowed and was ended", hint="raise limits.timeout_seconds", **common
-        )
-    if failed.reason == "stalled":
-        return Stalled(
-            f"{stage} used no CPU for longer than allowed and was ended",
-            hint="python -m db show CELL has the stacks of its processes; raise limits.stall_seconds if it only waits",
-            **common,
-        )
-    if failed.reason == "memory":
-        return Killed(
-            f"{stage} needed more than limits.memory_gb and was ended",
-            error_type="MemoryLimit",
-            hint="raise limits.memory_gb, or take fewer layers",
-            **common,
-        )
-    if failed.reason == "worker":
-        return Killed(
-            f"the worker that ran {stage} ended (exit code {evidence.exit_code})",
-            hint="see the end of its stderr: python -m db results --format json",
-            **common,
-        )
-    if failed.reason == "ended":
-        if evidence.signal in ("SIGKILL", "SIGTERM", "SIGINT", "SIGBUS"):
-            return Killed(
-                f"{stage} was ended by {evidence.signal}",
-                hint="the kernel does this when memory runs out: try jobs=1 or fewer layers;"
-                " the next run tries the cell again",
-                **common,
-            )
-        how = evidence.signal or f"exit code {evidence.exit_code}"
-        return STAGE_FAILURES[stage](f"{stage} crashed ({how})", error_type=evidence.signal or "Exit", **common)
-    kind = NAMED_FAILURES.get(str(error.get("type")), STAGE_FAILURES[stage])
-    transient = error.get("type") in TRANSIENT or any(word in message for word in OUT_OF_MEMORY)
-    named = {"error_type": str(error.get("type", "")), "hint": str(error.get("hint", "")), "transient": transient}
-    failure = kind(message, **named, **common)
-    failure.loading = error.get("loading") or ()
-    return failure

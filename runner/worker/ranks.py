@@ -155,7 +155,9 @@ def failure(folder: str, rank: int, status: int) -> dict:
 def first(failures: list[dict], number: int) -> StageError:
     """The failure that brought the others about."""
     cause = min(failures, key=lambda said: (bool(LEFT.search(said["message"])), said["at"]))
-    return StageError(f"rank {cause['rank']} of {number}: {cause['message']}", kind=cause["type"], hint=cause["hint"])
+    error = StageError(f"rank {cause['rank']} of {number}: {cause['message']}", kind=cause["type"], hint=cause["hint"])
+    error.chain = cause.get("chain")
+    return error
 
 
 def path_of(folder: str, rank: int, what: str) -> str:

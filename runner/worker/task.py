@@ -33,10 +33,26 @@ class StageError(Exception):
     def __init__(self, message: str, kind: str = "", hint: str = "", loading: list[dict] | None = None):
         super().__init__(message)
         self.kind, self.hint, self.loading = kind, hint, loading
+        self.chain: list[dict] | None = None  # of another process that met it, as `chain_of` gives it
+
+
+# What a task ends with that could leave neither a result nor an error, on a full disk say.
+UNSAID = 70
+# How far an error's causes are followed.
+MOST_CAUSES = 20
 
 
 def perform(request: dict) -> int:
-    """Run the task in this process. Returns the exit code: 0 result, 1 error written."""
+    """Run the task in this process. Returns the exit code: 0 result, 1 error written, `UNSAID` neither."""
+    try:
+        return attempt(request)
+    except Exception:  # the task's own folder cannot be written
+        traceback.print_exc()
+        return UNSAID
+
+
+def attempt(request: dict) -> int:
+    """`perform`, which leaves what goes wrong in writing about it to its caller."""
     work = request["work"]
     log = os.open(os.path.join(work, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
@@ -90,7 +106,23 @@ def describe(error: BaseException, arguments: dict) -> dict:
         "hint": getattr(error, "hint", ""),
         "loading": getattr(error, "loading", None),
         "frame": frame_inside(error, overlay) if overlay else None,
+        "chain": getattr(error, "chain", None) or chain_of(error),
     }
+
+
+def chain_of(error: BaseException) -> list[dict]:
+    """An error and what brought it about: {"kinds": the names of its type and of those that this is derived from,
+    "errno": the system's number or None}."""
+    found: list[dict] = []
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen and len(found) < MOST_CAUSES:
+        seen.add(id(one))
+        kinds = [kind.__name__ for kind in type(one).__mro__ if kind not in (Exception, BaseException, object)]
+        number = getattr(one, "errno", None)
+        found.append({"kinds": kinds, "errno": number if isinstance(number, int) else None})
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    return found
 
 
 def frame_inside(error: BaseException, folder: str) -> str | None:
