@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import MetaData, create_engine, func, insert, select
 
 from db import engine as database
-from db.models import Base, Machine, Result
+from db.models import Base, CellRest, Machine, Result
 from runner import paths
 
 WRITER = """
@@ -45,8 +46,16 @@ def test_head_is_the_newest_migration():
     assert scripts.get_current_head() == database.HEAD
 
 
-def test_a_database_with_data_gets_the_number_of_wrong_constants(tmp_path):
-    path = str(tmp_path / "x.db")
+# What every result of revision 0006 must have.
+OLD_RESULT = {
+    "status": "ok", "final": True, "created": datetime(2026, 1, 1), "measurement_version": 2,
+    **dict.fromkeys(("prompts_count", "identical_count", "non_finite_count"), 0),
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def database_of_0006(path: str):
+    """(a connection, its tables) of a database as revision 0006 left it."""
     config = Config()
     config.set_main_option("script_location", str(paths.PROJECT / "db" / "migrations"))
     old = create_engine(f"sqlite:///{path}")
@@ -54,20 +63,54 @@ def test_a_database_with_data_gets_the_number_of_wrong_constants(tmp_path):
     with old.begin() as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "0006")
-        tables.reflect(connection, only=["result", "constant_value"])
-        shared = {"status": "ok", "final": True, "created": datetime(2026, 1, 1), "measurement_version": 2}
-        counts = dict.fromkeys(("prompts_count", "identical_count", "non_finite_count"), 0)
+        tables.reflect(connection)
+        yield connection, tables.tables
+    old.dispose()
+
+
+def test_a_database_with_data_gets_the_number_of_wrong_constants(tmp_path):
+    path = str(tmp_path / "x.db")
+    with database_of_0006(path) as (connection, tables):
         keys = {1: "some wrong", 2: "all right", 3: None}
-        rows = [{**shared, **counts, "id": n, "constants_key": key} for n, key in keys.items()]
-        connection.execute(insert(tables.tables["result"]), rows)
+        rows = [{**OLD_RESULT, "id": n, "constants_key": key} for n, key in keys.items()]
+        connection.execute(insert(tables["result"]), rows)
         verdicts = [(keys[1], v) for v in ("same", "dropped", "differs", "unread")] + [(keys[2], "rounded")]
         constant = {"kind": "rope", "what": "all layers", "says": ""}
         rows = [{**constant, "constants_key": k, "position": n, "verdict": v} for n, (k, v) in enumerate(verdicts)]
-        connection.execute(insert(tables.tables["constant_value"]), rows)
-    old.dispose()
+        connection.execute(insert(tables["constant_value"]), rows)
     with database.reading(database.open_database(path)) as session:
         found = dict(session.execute(select(Result.id, Result.constants_wrong)).all())
     assert found == {1: 2, 2: 0, 3: None}
+
+
+def test_old_failures_of_the_moment_are_no_findings_any_more(tmp_path):
+    path = str(tmp_path / "x.db")
+    ends = {
+        1: {"error_type": "KeyError", "error": "'rope_type'", "failed_stage": "export"},
+        2: {"error_type": "_ArrayMemoryError", "error": "Unable to allocate 3. GiB", "failed_stage": "export"},
+        3: {"error_type": "Exit", "exit_code": 70, "error": "export crashed (exit code 70)", "failed_stage": "export"},
+        4: {"error_type": "SIGABRT", "stderr_tail": "std::bad_alloc", "error": "crashed", "failed_stage": "export"},
+        5: {"error_type": "ValueError", "error": "x", "failed_stage": "compare", "status": "run_failed"},
+        6: {"error_type": "RuntimeError", "error": "9 requested and 0 written", "failed_stage": "export"},
+        7: {"error_type": "RuntimeError", "error": "can't start new thread", "failed_stage": "export"},
+    }
+    texts = ("hash", "builder", "patch", "model", "dtype", "layers", "runtime", "backend", "precision", "prompts",
+             "reference", "max_new_tokens", "threads", "options")  # fmt: skip
+    with database_of_0006(path) as (connection, tables):
+        about = {"state": "done", "action": "run", "overrides": [], "host": "h", "pid": 1, "version": "1"}
+        connection.execute(insert(tables["sweep"]), [{**about, "id": 1, "started": datetime(2026, 1, 1)}])
+        columns = {"status": "export_failed", **dict.fromkeys(("exit_code", "stderr_tail"))}
+        rows = [{**OLD_RESULT, **columns, **end, "id": n} for n, end in ends.items()]
+        connection.execute(insert(tables["result"]), rows)
+        cell = {**dict.fromkeys(texts, "v"), "config": {}, "found": False, "sweep_id": 1}
+        rows = [{**cell, "id": n, "position": n, "result_id": n} for n in ends]
+        connection.execute(insert(tables["cell"]), rows)
+        rows = [{"axis": 0, "rest": n, "cell_id": n, "verdict": 5} for n in ends]
+        connection.execute(insert(tables["cell_rest"]), rows)
+    with database.reading(database.open_database(path)) as session:
+        final = set(session.scalars(select(Result.id).where(Result.final)))
+        assert final == {1, 5}
+        assert session.scalars(select(CellRest.cell_id)).all() == [1]
 
 
 def test_writers_side_by_side_lose_nothing(tmp_path):

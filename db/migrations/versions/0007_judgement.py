@@ -6,6 +6,22 @@ from alembic import op
 revision = "0007"
 down_revision = "0006"
 
+# Failures of the moment that older versions took for final: NumPy's own kind of MemoryError, a process that could not
+# write how it ended, and words of libraries about space and memory.
+WORDS = (
+    "no space left", "quota exceeded", "requested and % written", "file write failed", "allocate memory", "bad_alloc",
+    "out of memory", "unable to allocate", "too many open files", "input/output error", "start new thread",
+)  # fmt: skip
+SAID = " OR ".join(
+    f"lower(coalesce({column}, '')) LIKE '%{word}%'" for word in WORDS for column in ("error", "stderr_tail")
+)
+NOT_FINAL = f"""
+UPDATE result SET final = false WHERE final AND status <> 'ok' AND (
+    error_type IN ('_ArrayMemoryError', 'OutOfMemoryError', 'TimeoutError', 'InterruptedError', 'BrokenPipeError',
+        'ConnectionError', 'ConnectionRefusedError', 'ConnectionResetError', 'ConnectionAbortedError')
+    OR (error_type = 'Exit' AND exit_code = 70) OR {SAID}
+)
+"""
 # Cells that failed for a reason of the moment, or in a stage that is not the export's, were entered among pairs.
 NO_FINDINGS = """
 DELETE FROM cell_rest WHERE cell_id IN (
@@ -29,4 +45,5 @@ def upgrade() -> None:
         " WHERE constant_value.constants_key = result.constants_key"
         " AND constant_value.verdict IN ('differs', 'dropped', 'added')) WHERE constants_key IS NOT NULL"
     )
+    op.execute(NOT_FINAL)
     op.execute(NO_FINDINGS)
