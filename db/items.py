@@ -402,7 +402,8 @@ def shortfalls(expect: Mapping[str, Any], row: Mapping[str, Any]) -> Iterable[tu
         if False in row["answers"]:
             yield False, f"sensible {right} of {len(row['answers'])}"
         elif right < len(row["answers"]) or not row["answers"]:
-            yield None, "not every prompt says what it expects"
+            count = len(row["answers"])
+            yield None, f"sensible {right} of {count}, the others not known (nothing expected, not decided, or cut)"
     for name, allowed in (("at_most", lambda x, n: x <= n), ("above", lambda x, n: x > n)):
         if name in expect and row["multiple"] is None:
             yield None, "no noise floor"

@@ -260,7 +260,8 @@ def measured(facts: Sequence[Mapping[str, Any]]) -> str:
         "4. The largest absolute difference of logits: at the first token, at each step while the texts agree, and at"
         " each step when both are fed the reference's tokens (forced).",
         "5. Noise floor: how far the reference moves when computed otherwise (fp64, other attention, other threads, one"
-        " pass); verdicts are by multiples of it. Identical: the same tokens, the end token included.", "",
+        " pass); verdicts are by multiples of it. Identical: the same tokens, the end token included, and how many"
+        " tokens were compared. Cut: the limit came before a text's end, and its answer is not known.", "",
         "`compare.py` prints the first-token and free-running differences; the forced ones and the noise floors, hence"
         " × noise, are in `results.json`.",
     ])  # fmt: skip

@@ -194,7 +194,12 @@ def test_a_cell_that_was_left_off_does_not_hide_the_one_before(engine):
         ({"verdict": "elevated"}, prompt(None, verdict=None), "undecided", "no noise floor"),
         ({"identical": "all"}, prompt(identical=False), "contradicted", "identical 0 of 1, 3 tokens"),
         ({"sensible": "all"}, prompt(answer=False), "contradicted", "sensible 0 of 1"),
-        ({"sensible": "all"}, prompt(answer=None), "undecided", "not every prompt says what it expects"),
+        (
+            {"sensible": "all"},
+            prompt(answer=None),
+            "undecided",
+            "sensible 0 of 1, the others not known (nothing expected, not decided, or cut)",
+        ),
         ({"at_most": 2}, prompt(2.0), "verified", ""),
         ({"at_most": 1.5}, prompt(2.0), "contradicted", "2 × noise, expected at most 1.5"),
         ({"at_most": 9}, prompt(None), "undecided", "no noise floor"),

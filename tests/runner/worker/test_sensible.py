@@ -134,6 +134,18 @@ def test_what_may_be_a_denial_is_not_decided(text, expect, word):
     assert word_of(entry(text), expect) == word
 
 
+@given(st.text(max_size=30))
+def test_what_the_limit_cut_is_never_wrong_without_a_rejected_text(text):
+    assert word_of(cut(text), "Paris") in ("cut", "answer", "text", "markers")
+
+
+@given(st.text(max_size=30), st.booleans())
+def test_an_answer_has_the_expected_text_and_denies_it_nowhere(text, ended):
+    assert word_of(entry(f"{text} not Paris", ended=ended), "Paris") != "answer"
+    if word_of(entry(text, ended=ended), "Paris") == "answer":
+        assert "paris" in text.casefold()
+
+
 def test_a_rejected_text_is_wrong_whatever_else_it_has():
     assert word_of(entry("It is not Paris."), "Paris", "not Paris") == "wrong"
     assert word_of(entry("No, it is Paris."), "Paris", "No,") == "wrong"
