@@ -234,3 +234,13 @@ def prompts_of(engine: Engine, result_ids: Sequence[int]) -> dict[int, list[Prom
         for prompt in session.scalars(query):
             found.setdefault(prompt.result_id, []).append(prompt)
     return found
+
+
+def ids_of(engine: Engine, keys: Sequence[str]) -> dict[str, dict[str, list[int]]]:
+    """The token ids of some prompts artifacts: by key, then by prompt."""
+    query = select(PromptInput).where(PromptInput.prompts_key.in_(keys))
+    found: dict[str, dict[str, list[int]]] = {}
+    with reading(engine) as session:
+        for row in session.scalars(query):
+            found.setdefault(row.prompts_key, {})[row.prompt] = row.ids
+    return found

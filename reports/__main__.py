@@ -11,6 +11,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from db.engine import DatabaseProblem
+from db.models import AXES
 from db.query import NotInDatabase
 from reports import constants as constants_report
 from reports import depth as depth_report
@@ -93,14 +94,26 @@ def proof(
     prompts: Prompts = None,
     sweep: OneSweep = None,
     experiment: Annotated[Optional[str], typer.Option("--experiment", help="Of this experiment's sweeps.")] = None,
+    factor: Annotated[
+        str, typer.Option("--factor", help=f"What is suspected: {', '.join(AXES)}; a change of another than the patch.")
+    ] = "patch",
+    baseline: Annotated[
+        Optional[str],
+        typer.Option("--baseline", help="With --factor: the value that others are held to; else the worst."),
+    ] = None,
     out: Out = None,
     format: Format = "md",
     db: Db = None,
 ) -> None:
     """What is proven of each suspected change, from the baseline, each alone, all but each, and all; the latest sweep
-    where nothing is asked."""
+    where nothing is asked.
+
+    With --factor reference (or runtime, builder, dtype, precision, …): whether a change of that factor is the cause,
+    from cells that differ in it alone, by hashes and resolved packages."""
+    if factor not in AXES:
+        raise typer.BadParameter(f"{factor!r} is not one of {', '.join(AXES)}", param_hint="--factor")
     filters = chosen(model=model, builder=builder, patch=patch, dtype=dtype, prompts=prompts)
-    write(proof_report, proof_report.collect(db, filters, sweep, experiment), format, out)
+    write(proof_report, proof_report.collect(db, filters, sweep, experiment, factor, baseline), format, out)
 
 
 @app.command()

@@ -70,6 +70,15 @@ def for_cell(row: Mapping[str, Any], config: Mapping[str, Any], asked: Asked, ex
     return shlex.join(["python", "-m", "runner", *multirun, *kept, *fixed, *free, *extra])
 
 
+def with_settings(row: Mapping[str, Any], config: Mapping[str, Any], asked: Asked, settings: Sequence[str]) -> str:
+    """The command that runs a cell with its patch and some settings changed: they take the place of what was asked."""
+    patch = patch_words(row["patch"]) if row["patch"] != "none" else []
+    patch = [f"patch={patch[0]}", *patch[1:]] if patch else []
+    new = [*patch, *settings]
+    words = shlex.split(for_cell(row, config, asked, ()))
+    return shlex.join([*(word for word in words if key_of(word) not in {key_of(other) for other in new}), *new])
+
+
 def pinned(factor: str, row: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
     """The overrides that give a factor the value that a cell has: names alone do not, for folders and refs."""
     part = config.get(factor) or {}
@@ -85,6 +94,8 @@ def pinned(factor: str, row: Mapping[str, Any], config: Mapping[str, Any]) -> li
         if part.get("kind") == "path":
             return ["builder=path", f"builder.path={quoted(part['path'])}", *more]
         return [f"builder={row[factor]}", *more]
+    if factor == "runtime":  # named like its file, with blanks for a reader
+        return [f"runtime={quoted(row[factor].replace(' ', '_'))}"]
     return [f"{factor}={quoted(str(row[factor]))}"]
 
 

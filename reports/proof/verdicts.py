@@ -1,231 +1,252 @@
-"""What a set of cells proves about each suspected change, and what it does not."""
+"""What a set of cells proves about each suspected change, and what it does not.
+
+The word of a change is decided in this order; what it does alone comes first,
+then the sets in which it is needed, then what it does beside the best set:
+
+alone \\ needed in a set of changes | yes             | not known    | no
+within the noise, or mends         | proven          | proven       | proven
+better                             | contributes     | contributes  | contributes
+nothing                            | masked where the others help without it, else needed together
+                                   |                 | not enough   | no effect, or makes it worse beside the best set
+worse, or fails                    | needed together | not enough   | makes it worse
+not run                            | contributes     | not enough   | not enough cells
+
+So a change of a needed set is never "no effect" or "makes it worse".
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from reports.table import multiple
+from reports.proof.points import (
+    OTHER,
+    WRONG,
+    Point,
+    helps,
+    listed,
+    mends,
+    step,
+    takes,
+    told,
+    worsens,
+)
 
 Units = frozenset[str]
-# A change that moves an error by less than this factor has no effect: two runs of an export differ by nothing, and
-# the same fault under another fault moves by some per cent.
-MATTERS = 2.0
-PROVEN, CONTRIBUTES, MASKED, NO_EFFECT = "proven", "contributes", "masked", "no effect"
-WORSE, CONFOUNDED, NOT_ENOUGH = "makes it worse", "confounded", "not enough cells"
-
-
-@dataclass(frozen=True)
-class Point:
-    """A cell of a design: what it measured, as a proof needs it.
-
-    ok: the export was made and ran. right: every text is the reference's, or
-    says nothing since the reference makes no sense itself. within: all is
-    within the noise, near ties included. multiple: the largest difference in
-    multiples of the noise, None without a floor, or where `finite` is not, or
-    where the cell failed.
-    """
-
-    ok: bool
-    right: bool
-    within: bool
-    multiple: float | None
-    limit: float
-    finite: bool = True
-
-    @property
-    def measured(self) -> bool:
-        """Whether it says anything: a failure does, a cell without a noise floor does not."""
-        return not self.ok or not self.finite or self.multiple is not None
-
-    @property
-    def log_error(self) -> float | None:
-        """How many powers of ten the error is beyond the noise; 0 within it."""
-        if self.multiple is None:
-            return None
-        return max(0.0, math.log10(self.multiple / self.limit)) if self.multiple > 0 else 0.0
-
-
-def point_of(row: Mapping[str, Any]) -> Point:
-    """The point that a cell's row (`db.query.cell_rows`) is."""
-    ok = row["status"] == "ok"
-    within = ok and row["verdict"] in ("within_noise", "near_tie")
-    senseless = ok and row["sensible_count"] is not None and row["sensible_count"] < row["prompts_count"]
-    right = ok and (senseless or within or row["identical_count"] == row["prompts_count"])
-    finite = not row["non_finite_count"]
-    multiple = row["multiple_largest"] if ok and finite else None
-    return Point(ok, right, within, multiple, (row["thresholds"] or {}).get("within", 10.0), finite)
+NONE: Units = frozenset()
+PROVEN, CONTRIBUTES, NEEDED, MASKED = "proven", "contributes", "needed together", "masked"
+NO_EFFECT, WORSE, CONFOUNDED, NOT_ENOUGH = "no effect", "makes it worse", "confounded", "not enough cells"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is shown of one change: the word, the reason, its share of the log error where it has one, and the sets of
-    changes whose cells are missing."""
+    """What is shown of one change: the word, the reason, and the sets of changes whose cells are missing."""
 
     change: str
     word: str
     why: str
-    share: float | None = None
     missing: tuple[Units, ...] = ()
 
 
 def judge(points: Mapping[Units, Point], changes: Sequence[str]) -> list[Verdict]:
     """A verdict for each change, from the cells there are.
 
-    points: by the set of changes made; the empty set is the baseline. A change
-    is judged alone, and last in the best set there is: with it if it is one of
-    that set, or added to it. Changes that do nothing or harm take no part in
-    the verdicts on others.
+    points: by the set of changes made; the empty set is the baseline. Cells
+    without a noise floor take no part, save that a verdict that wants one says
+    so.
     """
-    best = best_set(points)
-    shares = shares_of(points, best)
-    return [judge_one(points, best, change, shares.get(change)) for change in changes]
+    known = {units: point for units, point in points.items() if point.measured}
+    best = best_set(known)
+    return [judge_one(known, set(points) - set(known), best, change, frozenset(changes)) for change in changes]
 
 
 def best_set(points: Mapping[Units, Point]) -> Units:
-    """The changes that together come nearest to the reference; of those within the noise the fewest."""
+    """The fewest changes that come as near to the reference as any do, and nearer than the baseline; none where no set
+    is better than it."""
+    if not points:
+        return NONE
+    nearest = min(points, key=lambda units: rank(points, units))
+    base = points.get(NONE, points[nearest])
+    if base is not points[nearest] and not helps(base, points[nearest]):
+        return NONE
+    fits = [
+        units
+        for units, point in points.items()
+        if not helps(point, points[nearest]) and (base is points[nearest] or helps(base, point))
+    ]
+    return min(fits, key=lambda units: (len(units), rank(points, units)))
 
-    def rank(units: Units) -> tuple:
-        point = points[units]
-        far = math.inf if point.multiple is None else point.multiple
-        return not point.ok, not point.within, not point.right, 0.0 if point.within else far, len(units), sorted(units)
 
-    return min(points, key=rank) if points else frozenset()
+def rank(points: Mapping[Units, Point], units: Units) -> tuple:
+    """The order of cells from the nearest to the reference."""
+    point = points[units]
+    error = math.inf if point.log_error is None else point.log_error
+    not_finite = sum(not prompt.finite for prompt in point.prompts)
+    text = sum(prompt.text or 0 for prompt in point.prompts)
+    return not point.ok, not_finite, text, not point.within, error, len(units), sorted(units)
 
 
-def judge_one(points: Mapping[Units, Point], best: Units, change: str, share: float | None) -> Verdict:
-    none, alone = frozenset(), frozenset({change})
+def needed_in(points: Mapping[Units, Point], best: Units, change: str) -> Units | None:
+    """The best set of several changes in which one is needed: with it the set is better than the baseline, and without
+    it not as good. None where there is none, or none is known."""
+    found = [
+        units
+        for units in points
+        if change in units
+        and len(units) > 1
+        and units - {change} in points
+        and helps(points[NONE], points[units])
+        # Without one of its changes the best set is not as good, or no better than the baseline: it is the smallest.
+        and (units == best or helps(points[units - {change}], points[units]))
+    ]
+    return min(found, key=lambda units: (units != best, rank(points, units)), default=None)
+
+
+def hidden(points: Mapping[Units, Point], among: Units, change: str) -> bool:
+    """Whether a change does something once others of the set are made that help without it: what they mend hides it."""
+    return any(
+        others
+        and others <= among - {change}
+        and others | {change} in points
+        and helps(points[NONE], points[others])
+        and helps(points[others], points[others | {change}])
+        and all(helps(points[rest], points[others]) for rest in (others - {one} for one in others) if rest in points)
+        for others in points
+    )
+
+
+def judge_one(points: Mapping[Units, Point], no_floor: set[Units], best: Units, change: str, every: Units) -> Verdict:
+    """points: those that say something. no_floor: the sets whose cells have no noise floor. every: all changes."""
+    alone = frozenset({change})
     rest = best - alone
-    every = rest | alone
-    base, mine, without, full = (points.get(units) for units in (none, alone, rest, every))
+    wanted = (NONE, alone, rest, rest | alone)
+    base, mine, without, full = (points.get(units) for units in wanted)
 
     def missing(*wanted: Units) -> tuple[Units, ...]:
         return tuple(dict.fromkeys(units for units in wanted if units not in points))
 
-    if base is None:
-        return Verdict(change, NOT_ENOUGH, "the baseline is missing", missing=missing(none, alone))
-    if not all(point.measured for point in (base, mine, without, full) if point is not None):
+    if no_floor & {*wanted, *([] if best else [every])}:
         return Verdict(change, NOT_ENOUGH, "a cell has no noise floor: run it with noise.variants as they come")
-    if mine is not None and worsens(base, mine):
-        return Verdict(change, WORSE, f"alone it takes {told(base)} to {told(mine)}")
+    if base is None:
+        return Verdict(change, NOT_ENOUGH, "the baseline is missing", missing(NONE, alone))
+    if mine is not None and (found := good_alone(change, base, mine)):
+        return found
+    among = needed_in(points, best, change)
+    if among:
+        return in_a_set(points, among, change)
+    worse = mine is not None and worsens(base, mine)
+    if worse and change not in best:
+        return Verdict(change, WORSE, f"alone {takes(base, mine)}")
     if mine is not None and base.within:
         return Verdict(change, NO_EFFECT, f"the baseline is within the noise already ({told(base)})")
-    if mine is not None and mine.within:
-        more = " and makes the wrong text right" if base.ok and not base.right else ""
-        return Verdict(change, PROVEN, f"alone it takes {told(base)} to {told(mine)}, within the noise{more}", share)
-    if mine is not None and mine.right and not base.right:
-        what = "the failure" if not base.ok else "the wrong text" if base.finite else "what was not finite"
-        residue = f"; a residue of {told(mine)} is left"
-        return Verdict(change, PROVEN, f"for {what}: alone it mends it, {told(base)} to {told(mine)}{residue}", share)
-    if mine is not None and helps(base, mine):
-        return Verdict(change, CONTRIBUTES, f"alone it takes {told(base)} to {told(mine)}", share)
-    others = " and ".join(sorted(rest))
-    if mine is not None and not rest:
-        return Verdict(change, NO_EFFECT, f"{told(base)} without it and {told(mine)} with it")
-    if without is not None and without.within and change not in best and full is None:
-        why = f"alone {told(base)} to {told(mine)}, and {others} alone bring all within the noise ({told(without)})"
-        if mine is not None:
-            return Verdict(change, NO_EFFECT, why)
+    others = listed(sorted(rest))
+    if mine is not None and not best and every not in points:
+        why = f"alone it changes nothing ({told(mine)}), which may be since another fault hides it"
+        return Verdict(change, NOT_ENOUGH, why, (every,))
+    if mine is not None and not best:
+        return Verdict(
+            change, NO_EFFECT, f"{told(base)} without it and {told(mine)} with it" + elsewhere(points, change, rest)
+        )
+    if mine is not None and without is not None and without.within and full is None:
+        why = f"alone {told(base)} to {told(mine)}, and {others} without it {'brings' if len(rest) == 1 else 'bring'}"
+        return Verdict(change, NO_EFFECT, f"{why} all within the noise ({told(without)})")
     if without is None or full is None:
         why = "it was not run alone"
-        if mine is not None:
+        if worse:
+            why = f"alone {takes(base, mine)}, but the best set has it, and that set was not run without it"
+        elif mine is not None:
             why = f"alone it changes nothing ({told(mine)}), which may be since another fault hides it"
-        return Verdict(change, NOT_ENOUGH, why, missing=missing(alone, rest, every))
+        return Verdict(change, NOT_ENOUGH, why, missing(alone, rest, rest | alone))
     if worsens(without, full):
-        return Verdict(change, WORSE, f"beside {others} it takes {told(without)} to {told(full)}")
-    if helps(without, full):
-        taken = f"beside {others} it takes {told(without)} to {told(full)}"
-        if mine is None:
-            return Verdict(change, CONTRIBUTES, f"{taken}; alone it was not run", share, missing(alone))
-        return Verdict(change, MASKED, f"alone it changes nothing ({told(base)} to {told(mine)}); {taken}", share)
+        return Verdict(change, WORSE, f"beside {others} {takes(without, full)}")
     in_the_set = f"beside {others} {told(without)} to {told(full)}"
     if mine is None:
-        return Verdict(change, NOT_ENOUGH, f"{in_the_set}; alone it was not run", missing=missing(alone))
-    return Verdict(change, NO_EFFECT, f"alone {told(base)} to {told(mine)}, {in_the_set}")
+        return Verdict(change, NOT_ENOUGH, f"{in_the_set}; alone it was not run", missing(alone))
+    return Verdict(
+        change, NO_EFFECT, f"alone {told(base)} to {told(mine)}, {in_the_set}" + elsewhere(points, change, rest)
+    )
 
 
-def helps(before: Point, after: Point) -> bool:
-    """Whether the step from one cell to the other makes it better by more than `MATTERS`, or right."""
-    if not after.ok or before.within:
-        return False
-    if not before.ok or (after.right and not before.right) or after.within or (after.finite and not before.finite):
-        return True
-    return before.multiple is not None and after.multiple is not None and before.multiple > MATTERS * after.multiple
+def good_alone(change: str, base: Point, mine: Point) -> Verdict | None:
+    """The verdict on a change that makes it better alone; None where it does not."""
+    if base.within or not helps(base, mine):
+        return None
+    if mine.within:
+        more = " and makes the wrong text right" if any(prompt.text == WRONG for prompt in base.prompts) else ""
+        return Verdict(change, PROVEN, f"alone {takes(base, mine)}, within the noise{more}")
+    if mends(base, mine):
+        mended = f"alone it mends it, {told(base)} to {told(mine)}; a residue of {told(mine)} is left"
+        return Verdict(change, PROVEN, f"for {fault(base)}: {mended}")
+    return Verdict(change, CONTRIBUTES, f"alone {takes(base, mine)}")
 
 
-def worsens(before: Point, after: Point) -> bool:
-    """Whether a change breaks what there was."""
-    if not before.ok:
-        return False
-    if not after.ok or (before.within and not after.within) or (before.finite and not after.finite):
-        return True
-    if before.right and not after.right:
-        return True
-    both = before.multiple is not None and after.multiple is not None
-    return both and not after.within and after.multiple > MATTERS * before.multiple and not (after.right > before.right)
+def fault(point: Point) -> str:
+    """What is wrong with a cell beside its numbers."""
+    if not point.ok:
+        return "the failure"
+    if not point.finite:
+        return "what was not finite"
+    for level, words in ((WRONG, "the wrong text"), (OTHER, "a text that is not the reference's")):
+        count = sum(prompt.text == level for prompt in point.prompts)
+        if count:
+            return words if count == len(point.prompts) else f"{words} in {count} of {len(point.prompts)}"
+    raise ValueError("nothing is wrong beside the numbers")
 
 
-def shares_of(points: Mapping[Units, Point], best: Units) -> dict[str, float]:
-    """Each change's share of the baseline's log error, of those in the best set.
-
-    The mean of what it removes alone and what it removes last: for two changes
-    their Shapley values, which add up to one where both together are within the
-    noise. Of more changes, where several are needed at once, the sum can come
-    out above one and is scaled back. Empty where a cell is missing, failed, or
-    without a number.
-    """
-    base = points[frozenset()].log_error if frozenset() in points else None
-    if not base:
-        return {}
-    shares: dict[str, float] = {}
-    for change in best:
-        drops = []
-        for before, after in ((frozenset(), frozenset({change})), (best - {change}, best)):
-            logs = [points[units].log_error if units in points else None for units in (before, after)]
-            if None in logs:
-                return {}
-            drops.append(min(base, max(0.0, logs[0] - logs[1])))
-        shares[change] = sum(drops) / len(drops) / base
-    total = max(1.0, sum(shares.values()))
-    return {change: share / total for change, share in shares.items()}
+def in_a_set(points: Mapping[Units, Point], among: Units, change: str) -> Verdict:
+    """The verdict on a change that does no good alone, and that a set needs."""
+    base, mine = points[NONE], points.get(frozenset({change}))
+    others = among - {change}
+    names = listed(sorted(others))
+    beside = f"beside {names} {takes(points[others], points[among])}"
+    if mine is None:
+        return Verdict(change, CONTRIBUTES, f"{beside}; alone it was not run", (frozenset({change}),))
+    if not worsens(base, mine) and hidden(points, among, change):
+        return Verdict(change, MASKED, f"alone it changes nothing ({told(base)} to {told(mine)}); {beside}")
+    does = "the export fails" if not mine.ok else takes(base, mine)
+    if not worsens(base, mine):
+        does = f"it changes nothing ({told(base)} to {told(mine)})"
+    return Verdict(change, NEEDED, f"alone {does}; together with {names} {takes(base, points[among])}; {beside}")
 
 
-def together(points: Mapping[Units, Point], verdicts: Sequence[Verdict]) -> str:
-    """What the best set comes to, and which of its changes are needed: those without which it is worse."""
+def elsewhere(points: Mapping[Units, Point], change: str, rest: Units) -> str:
+    """Where a change without effect does something all the same: beside changes that are not in the best set."""
+    for others in sorted(points, key=lambda units: (len(units), sorted(units))):
+        both = others | {change}
+        if (
+            others not in (NONE, rest)
+            and change not in others
+            and both in points
+            and step(points[others], points[both])
+        ):
+            return f"; only beside {listed(sorted(others))} {takes(points[others], points[both])}"
+    return ""
+
+
+def together(points: Mapping[Units, Point], changes: Sequence[str], shares: Mapping[str, float]) -> str:
+    """What the best set comes to, which of its changes are needed, and which has the largest share."""
+    points = {units: point for units, point in points.items() if point.measured}
     best = best_set(points)
-    if len(best) < 2:
+    if len(best) < 2 or NONE not in points:
         return ""
-    full, names = points[best], " and ".join(v.change for v in verdicts if v.change in best)
-    if not full.ok:
-        return ""
+    ordered = [change for change in changes if change in best]
+    full, names = points[best], listed(ordered)
     whole = (
         f"{names} together are within the noise ({told(full)}): complete, as far as these prompts show."
         if full.within
         else f"{names} together leave {told(full)}: something else is wrong too."
     )
-    needed = [
-        v
-        for v in verdicts
-        if v.change in best and best - {v.change} in points and helps(points[best - {v.change}], full)
-    ]
+    needed = [change for change in ordered if best - {change} in points]
     if len(needed) < 2:
         return whole
-    largest = max(needed, key=lambda v: v.share or 0.0)
-    part = f"; {largest.change} is the larger, {largest.share:.0%} of the log error" if largest.share else ""
-    number = {len(best): "Both" if len(best) == 2 else "All"}.get(len(needed), f"{len(needed)} of them")
+    every = "Both" if len(best) == 2 else "All"
+    number = every if len(needed) == len(best) else f"Of them {listed(needed)}"
+    part = ""
+    if set(needed) <= shares.keys():
+        first, second, *_ = sorted(needed, key=lambda change: -shares[change])
+        if f"{shares[first]:.0%}" != f"{shares[second]:.0%}":  # on a tie neither is the larger
+            part = (
+                f"; {first} is the {'larger' if len(needed) == 2 else 'largest'}, {shares[first]:.0%} of the log error"
+            )
     return f"{whole} {number} are needed{part}."
-
-
-def told(point: Point | None) -> str:
-    """A point in a few characters: its multiple of the noise, and whether its text is right."""
-    if point is None:
-        return "no cell"
-    if not point.ok:
-        return "a failure"
-    if not point.finite:
-        return "numbers that are not finite"
-    if point.multiple is None:
-        return "no noise floor"
-    return f"{multiple(point.multiple)} × noise{'' if point.right else ' and wrong text'}"

@@ -1,31 +1,18 @@
-"""What a set of cells proves: every verdict, from points made by hand."""
+"""What a set of cells proves: every verdict, from points made by hand, and no report that contradicts itself."""
 
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from points import FAILED, NO_FLOOR, NOT_FINITE, cell, design, point, prompt
 
-from reports.proof.verdicts import Point, best_set, judge, point_of, shares_of, together
-
-LIMIT = 10.0
-
-
-def point(multiple: float | None, right: bool = True) -> Point:
-    within = multiple is not None and multiple <= LIMIT
-    return Point(True, right, within, multiple, LIMIT)
-
-
-FAILED = Point(False, False, False, None, LIMIT)
-NOT_FINITE = Point(True, False, False, None, LIMIT, finite=False)
-NO_FLOOR = point(None)
-
-
-def design(**cells: Point) -> dict[frozenset[str], Point]:
-    """By the letters of the changes made: none=…, a=…, ab=…."""
-    return {frozenset(name) if name != "none" else frozenset(): found for name, found in cells.items()}
+from reports.proof.points import SAME, WRONG, helps, mends
+from reports.proof.shares import shares_of
+from reports.proof.verdicts import best_set, judge, together
 
 
 @pytest.mark.parametrize(
@@ -37,12 +24,12 @@ def design(**cells: Point) -> dict[frozenset[str], Point]:
         (dict(none=point(280), a=point(280), b=point(1.3), ab=point(1.3)), ["no effect", "proven"]),
         (dict(none=point(900), a=point(300), b=point(250), ab=point(1)), ["contributes", "contributes"]),
         (dict(none=FAILED, a=point(465)), ["proven"]),
-        (dict(none=FAILED, a=FAILED, b=FAILED, ab=point(2)), ["masked", "masked"]),
+        (dict(none=FAILED, a=FAILED, b=FAILED, ab=point(2)), ["needed together", "needed together"]),
         (dict(none=point(500), a=point(490)), ["no effect"]),
         (dict(none=point(2), a=point(2)), ["no effect"]),
         (dict(none=point(500), a=point(1)), ["proven"]),
         (dict(none=point(500, False), a=point(500, False), b=point(1)), ["no effect", "proven"]),
-        (dict(none=point(500), a=point(480), b=point(300)), ["not enough cells", "no effect"]),
+        (dict(none=point(500), a=point(480), b=point(300)), ["not enough cells", "not enough cells"]),
         # A wrong guess neither takes from the right one nor leaves something else to look for.
         (dict(none=point(3e6, False), a=point(465), b=point(3e6, False), ab=point(1e6)), ["proven", "makes it worse"]),
         # What more was tried does not make less of what was shown.
@@ -90,68 +77,160 @@ def test_a_change_that_leads_out_of_the_noise_is_said_to():
 
 def test_all_together_is_complete_or_says_what_is_left():
     points = design(none=point(5472), a=point(280), b=point(5425), ab=point(1.3))
-    told = together(points, judge(points, "ab"))
+    shares = shares_of(points, ["a", "b"], best_set(points), "1, as it is").of
+    told = together(points, "ab", shares)
     assert "a and b together are within the noise (1.3 × noise): complete" in told
     assert "Both are needed; a is the larger" in told
     points[frozenset("ab")] = point(70)
-    assert "a and b together leave 70 × noise: something else is wrong too." in together(points, judge(points, "ab"))
+    assert "a and b together leave 70 × noise: something else is wrong too." in together(points, "ab", {})
 
 
 def test_where_one_suffices_not_both_are_needed():
     points = design(none=point(500), a=point(2), b=point(2), ab=point(2))
-    assert "needed" not in together(points, judge(points, "ab"))
+    assert "needed" not in together(points, "ab", {})
 
 
-def test_shares_of_changes_that_undo_each_other_stay_shares():
-    points = design(none=point(100), a=point(100), b=point(1e6), ab=point(5))
-    assert all(0 <= share <= 1 for share in shares_of(points, best_set(points)).values())
-    three = {frozenset(units): point(1e6) for units in ("", "a", "b", "c", "ab", "ac", "bc")}
-    shares = shares_of(three | {frozenset("abc"): point(1)}, frozenset("abc"))
-    assert sum(shares.values()) == pytest.approx(1)
+NEITHER = ("no effect", "makes it worse")
 
 
 @pytest.mark.parametrize(
-    ("row", "right"),
+    ("cells", "words"),
     [
-        ({}, True),
-        ({"identical_count": 3}, False),
-        ({"identical_count": 3, "verdict": "near_tie"}, True),
-        ({"identical_count": 3, "sensible_count": 0}, True),  # its text says nothing, so it is not wrong
-        ({"status": "export_failed", "verdict": None}, False),
+        # Two faults that cancel, exactly and in part: each alone makes it worse, both mend it.
+        (dict(none=point(100), a=point(1e5), b=point(1e5), ab=point(1)), ["needed together", "needed together"]),
+        (dict(none=point(1000), a=point(300), b=point(1e6), ab=point(1)), ["contributes", "needed together"]),
+        # A helper that another needs: alone the export fails.
+        (dict(none=point(500), a=FAILED, b=point(500), ab=point(1)), ["needed together", "needed together"]),
+        (dict(none=point(500), a=FAILED, b=point(50), ab=point(1)), ["needed together", "contributes"]),
+        # A pure interaction.
+        (dict(none=point(500), a=point(500), b=point(500), ab=point(1)), ["needed together", "needed together"]),
+        # Three, one hiding the others, which need each other.
+        (
+            dict(
+                none=point(1e6), a=point(1e3), b=point(1e6), c=point(1e6),
+                ab=point(1e3), ac=point(1e3), bc=point(1e6), abc=point(1),
+            ),
+            ["contributes", "needed together", "needed together"],
+        ),
+        # Three, each hidden by the one before.
+        (
+            dict(
+                none=point(1e6), a=point(1e4), b=point(1e6), c=point(1e6),
+                ab=point(100), ac=point(1e4), bc=point(1e6), abc=point(1),
+            ),
+            ["contributes", "masked", "masked"],
+        ),
+        # Each moves it by less than a factor that matters, both by more.
+        (dict(none=point(1000), a=point(600), b=point(600), ab=point(360)), ["needed together", "needed together"]),
+        # Another way to the same end is not "no effect".
+        (
+            dict(none=point(500), a=point(500), b=point(500), c=point(1), ab=point(1), ac=point(1), bc=point(1)),
+            ["needed together", "needed together", "proven"],
+        ),
     ],
+)  # fmt: skip
+def test_changes_that_need_each_other(cells, words):
+    points = design(**cells)
+    changes = sorted(set(itertools.chain.from_iterable(points)))
+    assert [verdict.word for verdict in judge(points, changes)] == words
+
+
+def test_what_is_needed_together_says_what_it_does_alone_and_with_what():
+    points = design(none=point(100), a=FAILED, b=point(1e5), ab=point(1))
+    a, b = judge(points, "ab")
+    assert a.why.startswith("alone the export fails; together with b it takes 100 × noise to 1 × noise")
+    assert b.why.startswith("alone it takes 100 × noise to 1.0e+05 × noise; together with a")
+    assert "Both are needed." in together(points, "ab", {})
+
+
+def test_a_set_that_has_it_and_was_not_run_without_it_is_not_enough():
+    (a, b) = judge(design(none=point(100), b=point(1e5), ab=point(1)), "ab")
+    assert b.word == "not enough cells" and b.missing == (frozenset("a"),)
+    assert a.word == "contributes"
+
+
+def test_a_change_that_mends_four_of_five_prompts_contributes():
+    points = design(none=cell(8e5, 8e5, 8e5, 8e5, 8e5), a=cell(2, 2, 2, 2, 8e5))
+    (verdict,) = judge(points, "a")
+    assert verdict.word == "contributes"
+    assert verdict.why == "alone 4 of 5 prompts within the noise; on p5 8.0e+05 × noise before and after"
+
+
+def test_a_change_that_ruins_every_text_is_worse_whatever_one_prompt_cannot_say():
+    right, wrong, unsaid = prompt(500), prompt(500, WRONG), prompt(500, None)
+    (verdict,) = judge(design(none=cell(right, right, unsaid), a=cell(wrong, wrong, unsaid)), "a")
+    assert verdict.word == "makes it worse"
+    assert "on p1 and p2 500 × noise to 500 × noise and wrong text" in verdict.why
+    (mended,) = judge(design(none=cell(wrong, wrong, unsaid), a=cell(prompt(50), prompt(50), unsaid)), "a")
+    assert mended.word == "proven" and "for the wrong text in 2 of 3" in mended.why
+
+
+def test_on_a_tie_neither_is_the_larger():
+    points = design(none=point(1e5), a=point(1e3), b=point(1e3), ab=point(1))
+    shares = shares_of(points, ["a", "b"], best_set(points), "1, as it is").of
+    assert together(points, "ab", shares).endswith("Both are needed.")
+
+
+CHANGES = "abc"
+SUBSETS = ["none", "a", "b", "c", "ab", "ac", "bc", "abc"]
+POINTS = st.one_of(
+    st.just(FAILED),
+    st.just(NOT_FINITE),
+    st.just(NO_FLOOR),
+    st.lists(
+        st.builds(prompt, st.sampled_from([0.5, 8, 12, 25, 60, 500, 1e4, 1e6]), st.sampled_from([SAME, WRONG, None])),
+        min_size=1,
+        max_size=3,
+    ).map(lambda prompts: cell(*(prompts * 3)[:3])),
 )
-def test_what_a_cell_says_of_its_text(row, right):
-    base = {
-        "status": "ok", "verdict": "broken", "identical_count": 5, "prompts_count": 5, "sensible_count": 5,
-        "thresholds": {"within": 10.0}, "multiple_largest": 500.0, "non_finite_count": 0,
-    }  # fmt: skip
-    assert point_of(base | row).right is right
+DESIGNS = st.dictionaries(st.sampled_from(SUBSETS), POINTS, min_size=1)
 
 
-MULTIPLES = st.floats(0.01, 1e8)
-
-
-@given(MULTIPLES, MULTIPLES, MULTIPLES, MULTIPLES)
-def test_shares_are_parts_of_the_baseline_and_whole_where_all_is_mended(none, a, b, ab):
-    points = design(none=point(none), a=point(a), b=point(b), ab=point(ab))
-    shares = shares_of(points, best_set(points))
-    assert all(share >= 0 for share in shares.values())
-    if none <= LIMIT:
-        assert shares == {}
-    elif min(a, b, ab) <= LIMIT and a <= none and b <= none:
-        assert sum(shares.values()) == pytest.approx(1)
-
-
-@given(st.lists(st.sampled_from(["none", "a", "b", "ab"]), unique=True), st.data())
-def test_whatever_is_there_each_change_gets_one_verdict_and_never_more_than_was_shown(names, data):
-    points = design(**{n: data.draw(st.sampled_from([FAILED, point(1), point(50), point(50, False)])) for n in names})
-    verdicts = judge(points, "ab")
-    assert [verdict.change for verdict in verdicts] == ["a", "b"]
-    for verdict in verdicts:
-        alone = points.get(frozenset(verdict.change))
-        if verdict.word in ("proven", "masked"):
-            assert alone is not None and frozenset() in points
-        if verdict.word == "proven":
-            assert alone.within or (alone.right and not points[frozenset()].right)
-            assert not points[frozenset()].within
+@given(DESIGNS)
+@example(dict(none=point(1000), a=point(600), b=point(600), ab=point(360)))
+@example(dict(none=point(1000), a=point(450), b=point(1e6), ab=point(400)))
+def test_no_report_contradicts_itself(cells):
+    points = design(**cells)
+    known = {units: found for units, found in points.items() if found.measured}
+    best, base = best_set(known), known.get(frozenset())
+    verdicts = {verdict.change: verdict for verdict in judge(points, CHANGES)}
+    shares = shares_of(known, list(CHANGES), best, "1, as it is").of
+    said = together(points, CHANGES, shares)
+    assert list(verdicts) == list(CHANGES)
+    assert sum(shares.values()) <= 1 + 1e-9
+    for change, verdict in verdicts.items():
+        alone = known.get(frozenset(change))
         assert not set(verdict.missing) & set(points)
+        assert (verdict.word == "not enough cells") or base is not None
+        if verdict.word == "proven":
+            assert not base.within and (alone.within or mends(base, alone))
+        if verdict.word in ("masked", "needed together"):
+            assert alone is not None and not helps(base, alone)
+        if verdict.word == "makes it worse":
+            assert not (alone and helps(base, alone))
+        if verdict.word == "needed together":  # its set is there, and better than the baseline
+            assert any(change in units and len(units) > 1 and helps(base, found) for units, found in known.items())
+        if change in best and base is not None:
+            assert verdict.word not in NEITHER
+            assert verdict.word != "not enough cells" or best - {change} not in known or NO_FLOOR in points.values()
+    if found := re.search(r"(Both|All|Of them .*) are needed", said):
+        named = set(best) if found[1] in ("Both", "All") else {c for c in best if re.search(rf"\b{c}\b", found[1])}
+        for change in named:
+            assert verdicts[change].word not in NEITHER
+    if "complete" in said:
+        assert known[best].within
+    if base is not None and best and helps(base, known[best]) and len(best) == 1:
+        assert verdicts[next(iter(best))].word in ("proven", "contributes", "not enough cells")
+    if largest := re.search(r"; (\w) is the larg", said):
+        assert all(shares[largest[1]] >= shares[change] for change in best)
+
+
+@given(DESIGNS)
+def test_a_change_is_never_more_than_was_shown(cells):
+    points = design(**cells)
+    for verdict in judge(points, CHANGES):
+        if verdict.word == "contributes":
+            base, alone = points[frozenset()], points.get(frozenset(verdict.change))
+            sets = [units for units in points if verdict.change in units and points[units].measured]
+            assert any(helps(base, points[units]) for units in sets)
+            assert alone is None or helps(base, alone)
