@@ -73,10 +73,13 @@ def for_cell(row: Mapping[str, Any], config: Mapping[str, Any], asked: Asked, ex
 def with_settings(row: Mapping[str, Any], config: Mapping[str, Any], asked: Asked, settings: Sequence[str]) -> str:
     """The command that runs a cell with its patch and some settings changed: they take the place of what was asked."""
     patch = patch_words(row["patch"]) if row["patch"] != "none" else []
-    patch = [f"patch={patch[0]}", *patch[1:]] if patch else []
-    new = [*patch, *settings]
-    words = shlex.split(for_cell(row, config, asked, ()))
-    return shlex.join([*(word for word in words if key_of(word) not in {key_of(other) for other in new}), *new])
+    new = [*([f"patch={patch[0]}", *patch[1:]] if patch else []), *settings]
+    keys = {key_of(word) for word in new}
+    words = [word for word in shlex.split(for_cell(row, config, asked)) if key_of(word) not in keys]
+    keys |= {key_of(word) for word in words}
+    # What varied inside a factor is in no list of the sweep's that fits this cell.
+    own = [word for word in (row["options"] or "").split() if key_of(word) not in keys]
+    return shlex.join([*words, *own, *new])
 
 
 def pinned(factor: str, row: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
