@@ -1,9 +1,10 @@
-"""What a rotary cache computes, and how two of them differ, in words.
+"""What a rotary cache computes: its frequencies, and the plain rule that comes nearest to them.
 
 A cache holds cos(p f_j) and sin(p f_j) of positions p and pairs of dimensions
 j < h, all times an amplitude. Plain rotary embeddings (Su et al. 2021,
 arXiv:2104.09864) have f_j = theta ** (-j / h); linear scaling divides by a
-factor. NumPy only; knows nothing of models or files.
+factor. NumPy only; knows nothing of models or files. A fit is a guess:
+`rope_causes` says whether it reproduces the cache.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ import numpy as np
 SLACK = 16.0
 # The finest that fp32 products of position and frequency allow.
 FP32 = 2.0**-23
+# Steps of fp32 within which two ways to compute a frequency agree; an angle is off by so many at each position.
+STEPS = 8 * 2.0**-24
 
 Row = Callable[[int], tuple[np.ndarray, np.ndarray]]
+Places = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,13 @@ class Fit:
     """A cache's frequencies, and the plain rule f_j = theta ** (-j / h) / factor that comes nearest to them.
 
     frequencies: fp64 [h], radians a position, known to the relative accuracy
-    `accuracy` from `least` on. theta and factor are None where fewer than two
-    pairs rotate. worst: the largest |ln| by which a frequency leaves the rule.
+    `accuracy` from `least` on; weights: fp64 [h], how well each is known. theta
+    and factor are None where fewer than two pairs rotate. worst: the largest
+    |ln| by which a frequency leaves the rule.
     """
 
     frequencies: np.ndarray
+    weights: np.ndarray
     amplitude: float
     theta: float | None
     factor: float | None
@@ -42,6 +48,19 @@ class Fit:
     def plain(self) -> bool:
         return self.theta is not None and self.worst <= self.accuracy
 
+    def factor_with(self, theta: float) -> float:
+        """The factor that goes best with a theta."""
+        known = self.frequencies > self.least
+        places = np.flatnonzero(known) / len(self.frequencies)
+        logs = -np.log(self.frequencies[known]) - places * np.log(theta)
+        return float(np.exp((self.weights[known] * logs).sum() / self.weights[known].sum()))
+
+    def shortest_numbers(self) -> tuple[float, float]:
+        """theta and factor in the fewest digits that are as near as they are known."""
+        theta = shortest(self.theta, lambda value: close(value, self.theta, self.accuracy))
+        factor = self.factor_with(theta)
+        return theta, shortest(factor, lambda value: close(value, factor, self.accuracy), first=1.0)
+
 
 def of_cache(row: Row, count: int, spacing: float = FP32, smallest: float = 0.0) -> Fit:
     """The fit of a cache of `count` positions.
@@ -51,128 +70,120 @@ def of_cache(row: Row, count: int, spacing: float = FP32, smallest: float = 0.0)
     """
     amplitude = float(np.median(np.hypot(*(values.astype(np.float64) for values in row(0)))))
     frequencies, accuracy = unwrapped(row, count), max(SLACK * spacing, 1e-5)
+    last = max(count - 1, 1)
     # At the last position that is looked at, a sine has as many steps.
-    least = smallest / accuracy / 2 ** int(np.log2(max(count - 1, 1)))
-    return Fit(frequencies, amplitude, *plain_rule(frequencies, least), accuracy, least)
+    return fitted(frequencies, amplitude, accuracy, smallest / accuracy / last, spacing, last)
+
+
+def of_frequencies(frequencies: np.ndarray, amplitude: float = 1.0) -> Fit:
+    """The fit of frequencies that are known."""
+    return fitted(np.asarray(frequencies, np.float64), amplitude, 1e-5, 0.0, FP32, 1)
+
+
+def fitted(frequencies: np.ndarray, amplitude: float, accuracy: float, least: float, spacing: float, last: int) -> Fit:
+    with np.errstate(invalid="ignore"):
+        weights = (spacing / np.maximum(1, last * np.abs(frequencies)) + FP32) ** -2.0
+    return Fit(frequencies, weights, amplitude, *plain_rule(frequencies, weights, least), accuracy, least)
 
 
 def unwrapped(row: Row, count: int) -> np.ndarray:
-    """The frequencies fp64 [h] of a cache, from its positions 1, 2, 4, …: each says more exactly what the one before
-    says, and how many whole turns are in it. Between -pi and pi: more in one position looks like less."""
+    """The frequencies fp64 [h] of a cache, from its positions 1, 2, 4, … and the last: each says more exactly what the
+    one before says, and how many whole turns are in it. Between -pi and pi: more in one position looks like less."""
     frequencies = np.zeros(len(row(0)[0]))
     position = 1
     while position < count:
         cos, sin = (values.astype(np.float64) for values in row(position))
         missed = np.arctan2(sin, cos) - position * frequencies
         frequencies = frequencies + (missed - 2 * np.pi * np.round(missed / (2 * np.pi))) / position
-        position *= 2
+        if position == count - 1:
+            break
+        position = min(2 * position, count - 1)
     return frequencies
 
 
-def plain_rule(frequencies: np.ndarray, least: float) -> tuple[float | None, float | None, float]:
-    """theta, factor, and the largest |ln| that is left, of the least-squares fit of
+def plain_rule(frequencies: np.ndarray, weights: np.ndarray, least: float) -> tuple[float | None, float | None, float]:
+    """theta, factor, and the largest |ln| that is left, of the weighted least-squares fit of
     ln f_j = -ln(factor) - (j / h) ln(theta) over the pairs that rotate by more than `least`."""
     rotating = np.flatnonzero(frequencies > least)
-    if len(rotating) < 2 or frequencies.min() < 0:
+    if len(rotating) < 2 or not np.isfinite(frequencies).all() or frequencies.min() < 0:
         return None, None, 0.0
     places = np.stack([np.ones(len(rotating)), rotating / len(frequencies)], axis=1)
     logs = np.log(frequencies[rotating])
-    solved = np.linalg.lstsq(places, logs, rcond=None)[0]
-    return float(np.exp(-solved[1])), float(np.exp(-solved[0])), float(np.abs(places @ solved - logs).max())
+    roots = np.sqrt(weights[rotating])
+    solved = np.linalg.lstsq(places * roots[:, None], logs * roots, rcond=None)[0]
+    with np.errstate(over="ignore"):
+        theta, factor = float(np.exp(-solved[1])), float(np.exp(-solved[0]))
+    if not 0 < theta < np.inf or not 0 < factor < np.inf:
+        return None, None, 0.0
+    return theta, factor, float(np.abs(places @ solved - logs).max())
 
 
-def describe(fit: Fit, scaling: str = "") -> str:
-    """A cache in a few words. scaling: what the kind of scaling is called, where it is known."""
+def offset(cos: np.ndarray, sin: np.ndarray, position: int, frequencies: np.ndarray) -> float | None:
+    """By how many positions a row is another's than `position`'s, from the slowest pair to the fastest: each says more
+    exactly what the one before says. None where no pair rotates."""
+    by, found = 0.0, False
+    angles = np.arctan2(sin, cos) - position * frequencies
+    for pair in np.argsort(np.abs(frequencies)):
+        if np.isfinite(frequencies[pair]) and abs(frequencies[pair]) > 0:
+            missed = angles[pair] - by * frequencies[pair]
+            by += (missed - 2 * np.pi * np.round(missed / (2 * np.pi))) / frequencies[pair]
+            found = True
+    return float(by) if found and np.isfinite(by) else None
+
+
+def allowed(angles: np.ndarray, amplitude: float, dtype: np.dtype) -> np.ndarray:
+    """By how much a cache's values may differ from the cos or sin of angles, for rounding alone."""
+    step = 0.0 if dtype == np.float32 else steps(dtype)[0]
+    return abs(amplitude) * (STEPS * (1 + np.abs(angles)) + step)
+
+
+def alike(
+    cos: np.ndarray, sin: np.ndarray, at: np.ndarray, frequencies: np.ndarray, amplitude: float, places: Places | None
+) -> bool:
+    """Whether the rows `at` of a cache are amplitude times cos and sin of places(p) * frequencies, to rounding."""
+    angles = (at if places is None else places(at))[:, None] * frequencies
+    bound = allowed(angles, amplitude, cos.dtype)
+    for held, turn in ((cos, np.cos), (sin, np.sin)):
+        expected = (amplitude * turn(angles)).astype(held.dtype).astype(np.float32)
+        with np.errstate(invalid="ignore"):
+            if not (np.abs(held[at].astype(np.float32) - expected) <= bound).all():
+                return False
+    return True
+
+
+def steps(dtype: np.dtype) -> tuple[float, float]:
+    """The step of a dtype just above 1, and its smallest positive number."""
+    bits = np.uint16 if dtype.itemsize == 2 else np.uint32
+    one = np.asarray(1, dtype).view(bits)
+    return float((one + bits(1)).view(dtype).astype(np.float64)) - 1, float(bits(1).view(dtype).astype(np.float64))
+
+
+def describe(fit: Fit, scaling: str = "", more: str = "") -> str:
+    """A cache in a few words. scaling: what the kind of scaling is called, where it is known; more: of it."""
     pairs, rotating = len(fit.frequencies), np.count_nonzero(fit.frequencies)
     text = "no pair rotates"
     if fit.plain:
-        text = f"theta {theta_text(fit.theta, fit.accuracy)}, factor {number(fit.factor)}"
+        theta, factor = fit.shortest_numbers()
+        text = f"theta {plain_text(theta)}, factor {plain_text(factor)}"
     elif rotating:
         first, last = fit.frequencies[fit.frequencies != 0][[0, -1]]
         text = f"{scaling + ' scaling' if scaling else 'scaled'}, frequencies {number(first)} to {number(last)}"
+        text += f" ({more})" if more else ""
     if 0 < rotating < pairs:
         text += f", {rotating} of {pairs} pairs rotate"
     return text + ("" if close(fit.amplitude, 1, fit.accuracy) else f", cos and sin times {number(fit.amplitude)}")
 
 
-def difference(reference: Fit, export: Fit, scaling: str = "", theta: float | None = None) -> str:
-    """How an export's frequencies and amplitude differ from the reference's: "" where they do not.
-
-    A predicate, to follow "local layers": "rotate at 1/8 of the reference's
-    frequency". scaling: as for `describe`, the reference's; theta: what it scales, where that is known.
-    """
-    said = []
-    if (width := len(export.frequencies)) != len(reference.frequencies):
-        said.append(f"rotate {2 * width} dimensions instead of {2 * len(reference.frequencies)}")
-    elif frequency := frequency_difference(reference, export, scaling, theta):
-        said.append(frequency)
-    if not close(export.amplitude, reference.amplitude, accuracy_of(reference, export)):
-        said.append(f"have cos and sin times {number(export.amplitude)} instead of {number(reference.amplitude)}")
-    return " and ".join(said)
-
-
-def frequency_difference(reference: Fit, export: Fit, scaling: str, theta: float | None) -> str:
-    """What of `difference` is of frequencies; both have equally many."""
-    accuracy = accuracy_of(reference, export)
-    if said := standing_difference(reference, export):
-        return said
-    least = max(reference.least, export.least)
-    known = (reference.frequencies > least) & (export.frequencies > least)
-    logs = np.log(export.frequencies[known] / reference.frequencies[known])
-    if not len(logs) or np.abs(logs).max() <= accuracy:
-        return ""
-    if logs.max() - logs.min() <= 2 * accuracy:
-        return ratio_text(float(np.exp(np.median(logs))), reference, accuracy)
-    if reference.plain and export.plain:
-        thetas = f"rotate with theta {theta_text(export.theta, accuracy)} instead of {theta_text(reference.theta)}"
-        same = close(reference.factor, export.factor, 4 * accuracy)
-        return thetas + ("" if same else f" and factor {number(export.factor)} instead of {number(reference.factor)}")
-    largest = largest_text(logs, known)
-    if reference.plain:
-        return f"have a scaling that the reference lacks: {largest}"
-    unscaled = export.plain and close(export.factor, 1, 4 * accuracy)
-    if unscaled and scaling and theta and close(export.theta, theta, 20 * accuracy):
-        return f"have lost the {scaling} scaling: {largest}"
-    return f"have another kind of scaling: {largest}"
-
-
-def standing_difference(reference: Fit, export: Fit) -> str:
-    """Pairs that rotate on one side alone, or as none should."""
-    if export.frequencies.min() < 0 <= reference.frequencies.min():
-        pair = int(export.frequencies.argmin())
-        by = number(export.frequencies[pair])
-        return f"turn backwards, or by more than half a turn a position: pair {pair} by {by}"
-    least = max(reference.least, export.least)
-    still = (reference.frequencies > least) & (export.frequencies == 0)
-    extra = (export.frequencies > least) & (reference.frequencies == 0)
-    if not still.any() and not extra.any():
-        return ""
-    counts = [np.count_nonzero(fit.frequencies) for fit in (export, reference)]
-    return f"rotate {counts[0]} of {len(export.frequencies)} pairs instead of {counts[1]}"
-
-
-def ratio_text(ratio: float, reference: Fit, accuracy: float) -> str:
-    """All frequencies are the reference's times `ratio`."""
-    if reference.plain and not close(reference.factor, 1, accuracy) and close(ratio, reference.factor, 4 * accuracy):
-        return f"have lost the linear scaling by {number(ratio)}: they rotate {times(ratio)} as fast"
-    return f"rotate at {times(ratio)} the reference's frequency"
-
-
-def times(ratio: float) -> str:
-    """A ratio as a reader says it: "1/8 of", "8 times"."""
-    inverse = 1 / ratio
-    if ratio < 1 and close(inverse, round(inverse), 1e-3):
-        return f"1/{round(inverse)} of"
-    return f"{number(ratio)} times"
-
-
-def largest_text(logs: np.ndarray, known: np.ndarray) -> str:
-    at = int(np.abs(logs).argmax())
-    return f"largest frequency ratio {number(np.exp(logs[at]))} at pair {int(np.flatnonzero(known)[at])}"
-
-
-def accuracy_of(one: Fit, other: Fit) -> float:
-    return max(one.accuracy, other.accuracy)
+def shortest(
+    value: float, check: Callable[[float], bool], first: float | None = None, default: float | None = None
+) -> float:
+    """`value` in the fewest digits that pass `check`; `first` where that does. None passes: `default`, else `value`."""
+    if first is not None and check(first):
+        return first
+    for digits in range(1, 10):
+        if check(near := float(f"{value:.{digits}g}")):
+            return near
+    return value if default is None else default
 
 
 def close(one: float, other: float, relative: float) -> bool:
@@ -184,7 +195,6 @@ def number(value: float) -> str:
     return f"{round(value):d}" if close(value, round(value), 1e-4) and abs(value) < 1e7 else f"{value:.4g}"
 
 
-def theta_text(theta: float, accuracy: float = 0.0) -> str:
-    """theta in four digits, two where it is not known better, and no exponent: published ones are round numbers."""
-    digits = (3 if accuracy < 1e-3 else 1) - int(np.floor(np.log10(theta)))
-    return f"{round(theta, digits):.{max(digits, 0)}f}"
+def plain_text(value: float) -> str:
+    """A number in all of its digits, without an exponent: published thetas are round numbers."""
+    return np.format_float_positional(value, trim="-")

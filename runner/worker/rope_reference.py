@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -52,9 +53,12 @@ class Call:
         return said.get(self.kind) or said
 
     @property
-    def theta(self) -> float | None:
-        """The base that the config names."""
-        return self.parameters.get("rope_theta") or getattr(getattr(self.module, "config", None), "rope_theta", None)
+    def said(self) -> dict:
+        """The same with what is said elsewhere in the config: "rope_theta", and the lengths."""
+        config = getattr(self.module, "config", None)
+        outside = ("rope_theta", "original_max_position_embeddings", "max_position_embeddings")
+        elsewhere = {name: value for name in outside if (value := getattr(config, name, None)) is not None}
+        return elsewhere | {name: value for name, value in self.parameters.items() if value is not None}
 
     @property
     def beyond(self) -> int | None:
@@ -91,6 +95,17 @@ def rows(call: Call, start: int, stop: int, beyond: int | None = None) -> tuple[
     cos, sin = (values.float().reshape(-1, len(positions), values.shape[-1])[0] for values in outputs)
     picked = pairs(call)
     return tuple(values[: stop - start, picked].numpy() for values in (cos, sin))
+
+
+def grows_beyond(call: Call) -> int | None:
+    """The length of a sequence above which dynamic scaling changes its frequencies with each length; None where the
+    module does no such thing, or was not given a factor to grow by. Measured on a copy: the module keeps its state."""
+    length = getattr(call.module, "original_max_seq_len", None)
+    if call.scaling != "dynamic" or not length or not (call.parameters.get("factor") or 1) > 1:
+        return None
+    probe = replace(call, module=copy.deepcopy(call.module))
+    before, after = rows(probe, 1, 2), rows(probe, 1, 2, 4 * length)
+    return None if all(np.array_equal(*pair) for pair in zip(before, after, strict=True)) else length
 
 
 def pairs(call: Call) -> slice:

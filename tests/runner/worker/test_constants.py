@@ -183,6 +183,10 @@ planted("embedding", "granite", taken_out("/model/embed_tokens/Mul"))
 planted("logits", "gemma2", taken_out("/lm_head/softcap/Tanh"))
 planted("scaling", "llama", plain_caches(500000.0))
 planted("theta", "smollm2", plain_caches(10000.0))
+planted("shifted", "smollm2", lambda graph: [values(name, lambda old: np.concatenate([old[:1], old[:-1]]))(graph)
+                                              for name in ("cos_cache", "sin_cache")])
+planted("stuck", "smollm2", lambda graph: [values(name, lambda old: np.where(np.arange(len(old))[:, None] < 60, old,
+                                           np.float32(0.5)))(graph) for name in ("cos_cache", "sin_cache")])
 planted("rounding", "smollm2", plain_caches(130000.0))
 def not_a_number(graph):
     value = next(v for n, v in graph.initializers.items() if n.startswith("cos_cache"))
@@ -363,6 +367,10 @@ def test_an_operator_that_cannot_be_told_drops_what_it_is_not_told(constants):
         "theta": (
             "rope", "all layers", [0, 1, 2, 3], "differs", "all layers rotate with theta 10000 instead of 130000",
         ),
+        "shifted": (
+            "rope", "all layers", [0, 1, 2, 3], "differs",
+            "all layers have at each position the angle of 1 position earlier, and the row at the end again",
+        ),
         "threshold": (
             "rope", "all layers, short sequences", [0, 1, 2, 3], "differs",
             "long sequences begin above 300 positions instead of 256",
@@ -418,6 +426,14 @@ def test_an_export_that_lacks_layers_is_told_so(constants):
 def test_a_cache_with_what_is_no_number_is_wrong(constants):
     (cache,) = faults(constants["not a number"], "rope")
     assert cache[3] == "differs"
+
+
+def test_a_cache_that_is_no_rotation_has_no_cause(constants):
+    (cache,) = of(constants["stuck"], "rope")
+    assert cache["says"].startswith(
+        "all layers have a cache that fits no rotation; first differs at position 60, pair 0 (cos 0.5 in the export, "
+    )
+    assert cache["export"] == "fits no rotation"
 
 
 def test_a_norm_that_nobody_uses_is_none(constants):
