@@ -187,9 +187,24 @@ def failure(
         "peak_memory_bytes": evidence.peak_memory_bytes or peak_memory(runs),
     }
     rows = constant_rows(plan, constants) if plan else []
+    values["hint"] = values["hint"] or of_a_window(failed, rows)
     values["constants_key"] = rows[0]["constants_key"] if rows else None
     told = [{"kind": "prompt" if finding["prompt"] else "warning", **finding} for finding in findings]
     return replace(new_result(values, plan, runs, seconds), findings=told, constants=rows, loading=loading)
+
+
+def of_a_window(failed: Failure, constants: Sequence[dict]) -> str | None:
+    """One explanation of a run that failed in attention and of a sliding window that its graph has lost."""
+    lost = next((row for row in constants if row["kind"] == "window" and row["verdict"] == "dropped"), None)
+    if failed.stage != "candidate" or lost is None or "Attention" not in failed.message:
+        return None
+    if "genai_config.json declares none" in lost["says"] or "genai_config.json declares" not in lost["says"]:
+        return None
+    return (
+        f"{lost['says']}: the runtime sizes its cache by that window, and the graph's attention keeps every position,"
+        " so that a sequence which is longer than the window may not fit; see whether it runs without sliding_window"
+        " in genai_config.json, or with a shorter prompt"
+    )
 
 
 def new_result(

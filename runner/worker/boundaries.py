@@ -8,10 +8,11 @@ from task import StageError
 def lengths(config) -> dict[str, int]:
     """Prompt lengths in tokens by name, from a text config of transformers.
 
-    One below, at, and one above the sliding window (some layer has one), and
-    the length from which longrope takes its other factors.
+    One below, at, and one above the sliding window (some layer has one), the
+    length from which longrope takes its other factors, and that from which
+    dynamic scaling raises its theta.
     """
-    at = {"window": window(config), "longrope": longrope(config)}
+    at = {"window": window(config), "longrope": longrope(config), "dynamic": dynamic(config)}
     return {
         f"{name}{offset:+d}" if offset else name: length + offset
         for name, length in at.items()
@@ -35,6 +36,14 @@ def longrope(config) -> int | None:
     if rope.get("rope_type", rope.get("type")) not in ("longrope", "su"):
         return None
     return rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+
+
+def dynamic(config) -> int | None:
+    """The length beyond which dynamic scaling takes another theta for each length; None where its factor is 1."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if rope.get("rope_type", rope.get("type")) != "dynamic" or not (rope.get("factor") or 1) > 1:
+        return None
+    return getattr(config, "max_position_embeddings", None)
 
 
 def crosses(config, prompt: int, continued: int) -> bool:
@@ -61,7 +70,7 @@ def prompts(tokenizer, config, text: str) -> list[dict]:
     wanted = lengths(config)
     if not wanted:
         raise StageError(
-            f"{config.model_type} has no boundary: config.json names neither a sliding window nor longrope",
+            f"{config.model_type} has no boundary: config.json names no sliding window, longrope or dynamic scaling",
             kind="NoBoundary",
             hint="use prompts=five, or prompts of your own",
         )

@@ -11,13 +11,15 @@ from __future__ import annotations
 import json
 import os
 
+import constants_causes
 import constants_entry
 import constants_export
+import constants_masks
 import constants_reference
 import constants_rope
 import constants_vectors
 import numpy as np
-from constants_entry import ADDED, DIFFERS, DROPPED, ROUNDED, SAME, entry, merged, number, numbers, text, unread
+from constants_entry import ADDED, DIFFERS, DROPPED, ROUNDED, SAME, entry, merged, numbers, text, unread
 from constants_export import Export
 from constants_reference import Reference
 
@@ -77,10 +79,9 @@ def scores(reference: Reference, export: Export) -> list[dict]:
         else:
             found.append(numbers("attention_scale", "attention", layer, ours.scale, theirs.scale, FP32))
             lost = "" if theirs.reads == "GroupQueryAttention" else f": {theirs.reads} cannot be told of one"
-            windows = [used(window, reference.positions) for window in (ours.window, theirs.window)]
-            for kind, (one, other) in (("soft_cap", (ours.soft_cap, theirs.soft_cap)), ("window", windows)):
-                if one is not None or other is not None:
-                    found.append(numbers(kind, "attention", layer, one, other, FP32, lost))
+            if ours.soft_cap is not None or theirs.soft_cap is not None:
+                found.append(numbers("soft_cap", "attention", layer, ours.soft_cap, theirs.soft_cap, FP32, lost))
+            found += window(layer, reference, export, lost)
         if reference.clip is not None:
             found.append(clip(layer, reference.clip, layer in export.clips))
         if ours.sinks is not None or theirs.sinks is not None:
@@ -88,9 +89,28 @@ def scores(reference: Reference, export: Export) -> list[dict]:
     return found
 
 
-def clip(layer: int, ours: float, clips: bool) -> dict:
+def window(layer: int, reference: Reference, export: Export, lost: str) -> list[dict]:
+    """A layer's sliding window, where a side has one. lost: why an operator may have none."""
+    ours, theirs = reference.attention[layer], export.attention[layer]
+    one, other = (used(size, reference.positions) for size in (ours.window, theirs.window))
+    if one is None and other is None:
+        return []
+    kinds = reference.layer_types or []
+    if one is None and layer < len(kinds) and kinds[layer] == "sliding_attention":
+        return [unread("window", "attention", layer, None, "transformers' attention was not told of its window")]
+    if one is not None and other is None:
+        if theirs.mask_numbers & {int(one), int(one) - 1, int(one) + 1}:
+            why = f"the operator has none, and its mask is computed with the number {text(one)} or one beside it"
+            return [unread("window", "attention", layer, one, why)]
+        lost += constants_masks.declared(export.config, one)
+    return [numbers("window", "attention", layer, one, other, FP32, lost)]
+
+
+def clip(layer: int, ours: float | str, clips: bool) -> dict:
     """What is done with queries, keys and values that are beyond a limit."""
     what = "queries, keys and values"
+    if isinstance(ours, str):
+        return unread("clip", what, layer, None, ours)
     if clips:
         return unread("clip", what, layer, ours, "the layer clips something; to what is not known")
     return entry("clip", what, layer, ours, None, DROPPED, f"clip to {text(ours)} dropped")
@@ -108,11 +128,20 @@ def embedding(reference: Reference, export: Export) -> list[dict]:
         why = ours if isinstance(ours, str) else theirs
         return [unread("embedding_scale", what, None, None if isinstance(ours, str) else ours, why)]
     dtype = np.asarray(theirs).dtype
+    if theirs == 1 and ours != 1 and folded(reference, export, ours):
+        return [entry("embedding_scale", what, None, ours, ours, SAME, "held by the embeddings themselves")]
     item = factor("embedding_scale", what, None, ours, float(theirs), dtype)
-    short = [number(round(ours, n)) for n in range(5) if np.asarray(round(ours, n)).astype(dtype) == theirs]
-    if item["verdict"] == DIFFERS and short:
-        item["says"] = f"embedding scale rounded to {short[0]}"
+    if item["verdict"] == DIFFERS and (how := constants_causes.number_cause(ours, theirs)):
+        item["says"] = f"embedding scale {how}"
     return [item]
+
+
+def folded(reference: Reference, export: Export, scale: float) -> bool:
+    """Whether the embeddings of an export are the checkpoint's times a scale."""
+    rows, held = reference.embedding_rows, export.embedding_rows
+    if rows is None or held is None or rows.shape != held.shape:
+        return False
+    return constants_entry.judged_array(np.float32(scale) * rows, held)[0] != DIFFERS
 
 
 def factor(kind: str, what: str, layer, ours: float, theirs: float, dtype: np.dtype) -> dict:

@@ -13,9 +13,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import constants_masks
 import numpy as np
 import onnx_ir
 
+ROWS = 4
 LAYER = re.compile(r"layers\.(\d+)[/.]")
 # Where an operator has the weight and the bias of its norm, and its epsilon where it has no attribute.
 NORMS = {
@@ -71,6 +73,7 @@ class Attention:
     window: int | None
     sinks: np.ndarray | None
     rotation: Rotation | str | None  # None: no rotation; a text: why it could not be read
+    mask_numbers: set[int] = field(default_factory=set)  # whole numbers that its mask is computed with
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,8 @@ class Export:
     opaque: set[int | None] = field(default_factory=set)
     clips: set[int | None] = field(default_factory=set)  # layers that clip something
     embedding_scale: np.ndarray | str = "no embedding in the graph"
+    embedding_rows: np.ndarray | None = None  # the first few, in their own dtype; None of one that is quantised
+    config: dict = field(default_factory=dict)  # genai_config.json
     logits: Callable[[float], float] | str = "no logits in the graph"
 
 
@@ -110,14 +115,15 @@ def read(folder: str) -> Export:
     """The constants of the export in `folder` (model.onnx, its data, genai_config.json)."""
     graph = onnx_ir.load(os.path.join(folder, "model.onnx")).graph
     with open(os.path.join(folder, "genai_config.json"), encoding="utf-8") as file:
-        head_size = json.load(file)["model"].get("decoder", {}).get("head_size")
+        config = json.load(file)
+    head_size = config["model"].get("decoder", {}).get("head_size")
     nodes = live(graph)
     inside = [layer_of(node) for node in nodes if "final_norm" not in (node.name or "")]
     layers = 1 + max((layer for layer in inside if layer is not None), default=-1)
-    found = Export(layers, dtype_of(graph))
+    found = Export(layers, dtype_of(graph), config=config)
     for node in nodes:
         layer = layer_of(node)
-        if node.op_type == "Clip":
+        if node.op_type in ("Clip", "Min", "Max"):
             found.clips.add(layer)
         # A norm whose sum alone is used, and not what it gives, is none.
         if node.op_type in NORMS and (node.outputs[0].consumers() or node.outputs[0] in graph.outputs):
@@ -132,6 +138,7 @@ def read(folder: str) -> Export:
         if node.op_type == "Mul" and layer is not None and not INSIDE.search(node.name):
             found.multipliers.setdefault(layer, []).extend(factors(node))
     found.embedding_scale = embedding_scale(graph, nodes)
+    found.embedding_rows = embedding_rows(graph, nodes)
     found.logits = logits(graph)
     return found
 
@@ -234,7 +241,7 @@ def attention(node: onnx_ir.Node, nodes: list[onnx_ir.Node], head_size: int | No
     return Attention(
         node.op_type, scale, float(attribute(node, "softcap", 0.0)) or None,
         window if window and window > 0 else None, constant(input_of(node, SINKS)) if grouped else None,
-        rotation(node, nodes),
+        rotation(node, nodes), constants_masks.numbers_in(node),
     )  # fmt: skip
 
 
@@ -318,6 +325,13 @@ def embedding_scale(graph: onnx_ir.Graph, nodes: list[onnx_ir.Node]) -> np.ndarr
             if found or node.op_type in PASSES:
                 open_.append(node.outputs[0])
     return np.float32(1) if scale is None else scale
+
+
+def embedding_rows(graph: onnx_ir.Graph, nodes: list[onnx_ir.Node]) -> np.ndarray | None:
+    """The first rows of the embeddings, where they are looked up as they are."""
+    ids = next((value for value in graph.inputs if value.name == "input_ids"), None)
+    table = next((constant(n.inputs[0]) for n in nodes if n.op_type == "Gather" and ids in n.inputs[1:]), None)
+    return None if table is None or table.ndim != 2 or table.dtype.kind in "iub" else np.array(table[:ROWS])
 
 
 def logits(graph: onnx_ir.Graph) -> Callable[[float], float] | str:

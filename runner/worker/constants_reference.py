@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import clip_probe
 import norm_probe
 import numpy as np
 import rope_reference
@@ -23,6 +24,7 @@ from task import StageError
 from transformers import AutoModelForCausalLM
 
 TOKENS = 3
+ROWS = 4
 # What is put in place of the last layer's output: the one shows a factor, the other a cap.
 SMALL, LARGE = 2.0**-10, 2.0**40
 ALIASES = {"query": "q", "key": "k", "value": "v"}
@@ -66,7 +68,8 @@ class Reference:
     biases: dict[tuple[int | None, str], np.ndarray] = field(default_factory=dict)
     vectors: dict[tuple[int | None, str], np.ndarray] = field(default_factory=dict)
     multipliers: dict[int, tuple[float, list[float]] | str] = field(default_factory=dict)
-    clip: float | None = None  # of queries, keys and values, to both sides of 0
+    clip: float | str | None = None  # of queries, keys and values, to both sides of 0
+    embedding_rows: np.ndarray | None = None  # the first few, fp32
     embedding_scale: float | str = ""
     logits: tuple[float, float | None] | str = ""
 
@@ -83,7 +86,6 @@ def measure(folder: str) -> Reference:
     found = Reference(
         len(layers), getattr(config, "max_position_embeddings", None), getattr(config, "layer_types", None)
     )
-    found.clip = getattr(config, "clip_qkv", None)  # by its name: only values beyond it would show that it is there
     watch = Watch(model, prefix, layers)
     watch.run()
     found.attention = watch.attention
@@ -101,6 +103,8 @@ def measure(folder: str) -> Reference:
             else:
                 found.vectors[(layer, leaf)] = values
     found.embedding_scale = embedding_scale(model, layers)
+    found.embedding_rows = model.get_input_embeddings().weight[:ROWS].detach().float().numpy()
+    found.clip = clip_probe.measure(model, lambda note: watching_values(layers, note))
     found.multipliers = {n: multipliers(layer, watch.calls.get(n), watch) for n, layer in enumerate(layers)}
     return found
 
@@ -289,6 +293,24 @@ def modelling_of(layers: torch.nn.ModuleList) -> list:
     """The Python modules that the layers' attention is written in."""
     names = {type(module).__module__ for module in layers.modules() if "Attention" in type(module).__name__}
     return [sys.modules[name] for name in sorted(names)]
+
+
+@contextlib.contextmanager
+def watching_values(layers: torch.nn.ModuleList, note: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Eager attention's values are noted on their way in."""
+    with contextlib.ExitStack() as stack:
+        for modelling in modelling_of(layers):
+            if hasattr(modelling, name := "eager_attention_forward"):
+                eager = getattr(modelling, name)
+                signature = inspect.signature(eager)
+
+                def attention(*args, eager=eager, signature=signature, **kwargs):
+                    if (values := signature.bind(*args, **kwargs).arguments.get("value")) is not None:
+                        note(values)
+                    return eager(*args, **kwargs)
+
+                stack.enter_context(replaced(modelling, name, attention))
+        yield
 
 
 @contextlib.contextmanager

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import constants_causes
 import constants_export
 import constants_reference
-import ml_dtypes
 import norm_probe
 import numpy as np
 from constants_entry import ADDED, DIFFERS, DROPPED, SAME, UNREAD, entry, judged_array, rounding, unread
@@ -16,7 +16,6 @@ NEAR = 0.02
 # An epsilon is measured to about so much of itself.
 EPSILON = 1e-4
 PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-COARSE = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
 
 
 def norms(reference: Reference, export: Export) -> list[dict]:
@@ -98,24 +97,10 @@ def weight_entry(what: str, layer: int | None, measured: norm_probe.Measured, he
         said = f"the weight has {held.size} values instead of {measured.weight.size}"
         return entry("norm_weight", what, layer, rule, f"{held.dtype.name} values", DIFFERS, said)
     verdict, diff = judged_array(measured.weight, held)
-    said = weight_difference(measured, held, rule) if verdict == DIFFERS else rounding(verdict, held.dtype)
+    said = rounding(verdict, held.dtype)
+    if verdict == DIFFERS:
+        said = constants_causes.weight_cause(measured.weight, measured.stored, measured.offset, rule, held)
     return entry("norm_weight", what, layer, rule, f"{held.dtype.name} values", verdict, said, diff)
-
-
-def weight_difference(measured: norm_probe.Measured, held: np.ndarray, rule: str) -> str:
-    """Why a weight differs, where a simple mistake explains it to the last bit."""
-    for name, dtype in COARSE.items():
-        if dtype != held.dtype and equal(measured.weight.astype(dtype), held):
-            return f"{rule} rounded to {name}"
-    if measured.stored is not None and measured.offset == 1 and equal(measured.stored, held):
-        return "1 is not added to the weight"
-    if measured.stored is not None and measured.offset == 0 and equal(measured.stored + 1, held):
-        return "1 is added to the weight"
-    return "the weight has other values"
-
-
-def equal(values: np.ndarray, held: np.ndarray) -> bool:
-    return np.array_equal(values.astype(np.float32).astype(held.dtype), held)
 
 
 def vector_entry(kind: str, what: str, layer: int | None, ours: np.ndarray | None, theirs: np.ndarray | None) -> dict:
@@ -134,8 +119,7 @@ def vector_entry(kind: str, what: str, layer: int | None, ours: np.ndarray | Non
     verdict, diff = judged_array(ours, theirs)
     said = rounding(verdict, theirs.dtype)
     if verdict == DIFFERS:
-        coarse = [name for name, dtype in COARSE.items() if dtype != theirs.dtype and equal(ours.astype(dtype), theirs)]
-        said = f"{what} {word(kind)} " + (f"rounded to {coarse[0]}" if coarse else "has other values")
+        said = f"{what} {word(kind)} " + (constants_causes.coarser(ours, theirs) or "has other values")
     return entry(kind, what, layer, size, f"{size} in {theirs.dtype.name}", verdict, said, diff)
 
 

@@ -226,8 +226,9 @@ def ratio_words(fit: Fit, told: Told, check: Check) -> str:
         return ""
     weights = fit.weights[known]
     ratio = float(np.exp((weights * logs).sum() / weights.sum()))
-    near = shortest(ratio, lambda value: check(told.frequencies * value), default=0.0)
     inverse = shortest(1 / ratio, lambda value: check(told.frequencies / value), default=0.0) if ratio < 1 else 0.0
+    whole = inverse and inverse == round(inverse)
+    near = 0.0 if whole else shortest(ratio, lambda value: check(told.frequencies * value), default=0.0)
     if inverse and (not near or len(plain_text(inverse)) < len(plain_text(near))):
         return f"rotate at 1/{plain_text(inverse)} of the reference's frequency"
     if not near:

@@ -80,6 +80,14 @@ def test_other_ropes_have_no_such_length(values):
     assert longrope(config(**values)) is None and lengths(config(**values)) == {}
 
 
+def test_dynamic_scaling_takes_another_theta_beyond_the_models_length():
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 5e5}
+    expected = {"dynamic-1": 63, "dynamic": 64, "dynamic+1": 65}
+    assert lengths(config(rope_parameters=rope, max_position_embeddings=64)) == expected
+    assert lengths(config(rope_scaling={"type": "dynamic", "factor": 4.0}, max_position_embeddings=64)) == expected
+    assert lengths(config(rope_parameters=rope | {"factor": 1.0}, max_position_embeddings=64)) == {}
+
+
 def both(**more) -> SimpleNamespace:
     rope = LONGROPE | {"original_max_position_embeddings": 30}
     return config(sliding_window=20, rope_parameters=rope, **more)

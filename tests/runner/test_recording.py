@@ -1,0 +1,35 @@
+"""What is recorded of a failure beside its own message."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner import recording
+from runner.failures import ExportFailed, RunFailed
+
+MESSAGE = "Non-zero status code returned while running GroupQueryAttention node"
+LOST = {
+    "kind": "window", "verdict": "dropped",
+    "says": "sliding window of 16 dropped; genai_config.json declares it for no layer",
+}  # fmt: skip
+
+
+def test_a_run_that_failed_for_a_lost_window_has_one_explanation():
+    hint = recording.of_a_window(RunFailed(MESSAGE, stage="candidate"), [LOST])
+    assert hint.startswith("sliding window of 16 dropped; genai_config.json declares it for no layer: the runtime")
+
+
+@pytest.mark.parametrize(
+    ("failed", "row"),
+    [
+        (ExportFailed(MESSAGE), LOST),
+        (RunFailed("no space left", stage="candidate"), LOST),
+        (RunFailed(MESSAGE, stage="candidate"), LOST | {"verdict": "same"}),
+        (
+            RunFailed(MESSAGE, stage="candidate"),
+            LOST | {"says": "sliding window of 16 dropped; genai_config.json declares none"},
+        ),
+    ],
+)
+def test_other_failures_and_other_windows_are_not_explained_by_it(failed, row):
+    assert recording.of_a_window(failed, [row]) is None
