@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 
 import continuation
 import numpy as np
 import precision
 import torch
+import true_fp64
 from metrics import max_abs_diff, worst
 from reference import forced, load
 
@@ -36,8 +38,10 @@ def run(arguments: dict, out: str) -> dict:
     "attention", "threads", "passes"), precision (of the export, where it is not
     fp32: the variant "precision"). ``noise.json``: {"prompts": [{"prompt", "floor",
     "variants": {name: [difference a step]}}], "versus": {name: "a / b"},
-    "left_out": {name: why}}. A floor is the largest of a prompt's steps and
-    variants; None where none could be measured, or the precision's could not.
+    "left_out": {name: why}, "fewer_bits": {operator: times}}, of what was not computed
+    in float64 though its model was to be (`true_fp64`). A floor is the largest of
+    a prompt's steps and variants; None where none could be measured, or the
+    precision's could not.
     """
     dtype, attention, threads = arguments["compute_dtype"], arguments["attention"], arguments["threads"]
     of_export = arguments.get("precision")
@@ -78,6 +82,7 @@ def run(arguments: dict, out: str) -> dict:
         measured["threads"] = measure(forced(model, *pair) for pair in tokens)
         torch.set_num_threads(threads)
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    fewer_bits: Counter[str] = Counter(true_fp64.left(model) or {})
     del model
 
     def with_model(name: str, dtype: str, attention: str, change=lambda model: None) -> Rows | None:
@@ -92,6 +97,7 @@ def run(arguments: dict, out: str) -> dict:
             rows = Rows(name)
             for pair in tokens:
                 rows.add(forced(variant, *pair))
+            fewer_bits.update(true_fp64.left(variant) or {})
         except Exception as error:  # an attention that a model does not know, say
             left_out[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             return None
@@ -119,15 +125,18 @@ def run(arguments: dict, out: str) -> dict:
             pairs = zip(prompts, measured["precision"], strict=True)
             if beyond := [prompt["name"] for prompt, steps in pairs if not np.isfinite(worst(steps))]:
                 left_out["precision"] = f"{of_export} gives no finite logits for {', '.join(beyond)}"
+    versus["dtype"] = versus["dtype"].replace("float64", true_fp64.label(fewer_bits))
     resolutions = [float(np.spacing(np.float32(np.abs(rows[np.isfinite(rows)]).max(initial=0)))) for rows in base]
     result = {
         "prompts": [of_prompt(prompt["name"], n, measured, resolutions[n], own) for n, prompt in enumerate(prompts)],
         "versus": {name: text for name, text in versus.items() if name in measured},
         "left_out": {name: why for name, why in left_out.items() if name in wanted},
+        "fewer_bits": dict(fewer_bits),
     }
     with open(os.path.join(out, "noise.json"), "w", encoding="utf-8") as file:
         json.dump(result, file, indent=1)
-    return {"left_out": result["left_out"]}
+    lower = "the noise floor is a lower bound, since its finer side is no true one"
+    return {"left_out": result["left_out"], "findings": true_fp64.finding(fewer_bits, lower)}
 
 
 class Rows:

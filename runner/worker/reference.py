@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
+from functools import partial
 
 import boundaries
 import loading
 import neutral
 import numpy as np
 import torch
+import true_fp64
 from continuation import end_tokens, save
 from task import StageError
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -54,22 +56,25 @@ def run(arguments: dict, out: str) -> dict:
         "overridden": neutral.of_checkpoint(folder),
         "unexpected_tensors": sorted(told["unexpected_keys"])[:20],
         **layers_of(model.config.get_text_config()),
-        **loading.save(audited, out),
+        **true_fp64.with_finding(loading.save(audited, out), model, "the reference is not one of float64"),
     }
 
 
 def load(folder: str, dtype: str, attention: str):
     """The model in `dtype` with this attention, and what transformers says of its loading.
 
+    One in float64 computes in it throughout, see `true_fp64`.
     Errors: `StageError` for tensors of another shape than the model's.
     """
-    model, told = AutoModelForCausalLM.from_pretrained(
+    loading_of = partial(
+        AutoModelForCausalLM.from_pretrained,
         folder,
         dtype=DTYPES[dtype],
         attn_implementation=attention,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # they are told of here, by name
     )
+    model, told = true_fp64.loaded(loading_of, DTYPES[dtype])
     if odd := sorted(told.get("mismatched_keys") or ()):
         said = ", ".join(f"{name} is {list(stored)} and not {list(own)}" for name, stored, own in odd[:3])
         raise StageError(

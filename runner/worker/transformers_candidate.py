@@ -7,6 +7,7 @@ import json
 import boundaries
 import continuation
 import loading
+import true_fp64
 from reference import dtype_of, forced, greedy, layers_of, load
 from transformers import AutoTokenizer
 
@@ -28,7 +29,8 @@ def run(arguments: dict, out: str) -> dict:
     references = continuation.references(arguments["reference"], prompts)
     continue_all(model, arguments, prompts, references, out)
     config = model.config.get_text_config()
-    return {"loaded_dtype": dtype_of(model), **layers_of(config), **loading.save(audited, out)}
+    told = true_fp64.with_finding(loading.save(audited, out), model, "the candidate is not one of float64")
+    return {"loaded_dtype": dtype_of(model), **layers_of(config), **told}
 
 
 def continue_all(model, arguments: dict, prompts: list[dict], references: list[dict], out: str | None) -> None:
