@@ -3,7 +3,7 @@
 Letters, digits and connectors that touch are one word. Chinese, Hiragana, Thai and their like have no such boundaries:
 there a sequence of characters is what is looked for, and Latin letters and digits beside it still end where they end.
 Where another word may be attached (a particle of Korean, a prefix of Arabic, an ending after a joiner, an apostrophe, a
-full stop without a space, a sign before a number) a boundary is None: not known.
+full stop without a space, a sign before a number, an underscore, a unit behind a number) a boundary is None: not known.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ MID_LETTER = ".'’·․‧﹒＇．"
 MID_NUMBER = ".,;'’٬⁄﹐．，"  # between digits they make one number of two
 NEAR_NUMBER = ":/-−–"  # and these perhaps
 SIGNS = "-−."  # before a number: another number
+SAME = str.maketrans({"’": "'", "ي": "ی", "ك": "ک"})  # Persian text is written with Arabic's yeh and kaf too
 # Scripts whose letters write one word without what UAX #29 calls a boundary (Line_Break SA, and Japanese and Chinese).
 SEQUENCES = (
     (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x1950, 0x19DF), (0x1A20, 0x1AAF), (0xA9E0, 0xA9FF),
@@ -40,8 +41,9 @@ class Place:
 
 
 def normal(text: str) -> str:
-    """Case and the way in which a letter is composed do not make an answer wrong."""
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
+    """Case, the way in which a letter is composed, and a script's own decimal digits do not make an answer wrong."""
+    folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold()).translate(SAME)
+    return "".join(str(unicodedata.decimal(c)) if unicodedata.category(c) == "Nd" else c for c in folded)
 
 
 def places(wanted: str, text: str) -> list[Place]:
@@ -50,13 +52,17 @@ def places(wanted: str, text: str) -> list[Place]:
     if not words:
         return []
     pattern = "(?=(" + r"\s+".join(map(re.escape, words)) + "))"
-    return [
-        Place(*hit.span(1), least(boundary(text, hit.start(1)), boundary(text, hit.end(1))))
-        for hit in re.finditer(pattern, text)
-    ]
+    spans = [hit.span(1) for hit in re.finditer(pattern, text)]
+    return [Place(start, end, both(edge(text, start, start), edge(text, end, end - 1))) for start, end in spans]
 
 
-def least(one: bool | None, two: bool | None) -> bool | None:
+def edge(text: str, at: int, own: int) -> bool | None:
+    """Whether what was found ends at `at`; a mark of its own, at `own`, ends what might go on after a letter."""
+    known = boundary(text, at)
+    return True if known is None and kind(text[own]) == "other" else known
+
+
+def both(one: bool | None, two: bool | None) -> bool | None:
     """Both, as far as that is known."""
     return False if False in (one, two) else None if None in (one, two) else True
 
@@ -72,7 +78,8 @@ def boundary(text: str, at: int) -> bool | None:
         return None if attaches(text[before]) else False
     one, two = text[before], text[at]
     if joined(kind(one), kind(two)):
-        return None if attaches(one) and attaches(two) else False
+        mixed = kind(one) != kind(two)  # _Paris_ in markdown, 4km
+        return None if mixed or (attaches(one) and attaches(two)) else False
     if kind(two) == "other":
         return across(one, two, text[at + 1 : at + 2])
     if kind(one) == "other":

@@ -34,7 +34,7 @@ def test_every_place_is_one_and_its_ends_decide(before, after):
     for place in places(wanted, text):
         assert text[place.start : place.end] == wanted
         ends = {boundary(text, place.start), boundary(text, place.end)}
-        assert place.whole is (False if False in ends else None if None in ends else True)
+        assert place.whole is (False if False in ends else None if None in ends else True), ends
 
 
 @given(st.text(max_size=12), st.integers(0, 12))
@@ -50,6 +50,14 @@ def test_a_boundary_is_known_or_not_known_of_any_text(text, at):
         ("تهران", "تهران\u064e", None),  # the same with its vowel mark
         ("تهران", "تهران\u200f.", True),  # a mark of direction is no part of a word
         ("תל", "ותל", None),
+        ("Paris", "it is _Paris_", None),  # emphasis in markdown, or a name
+        ("4", "4km", None),
+        ("4", "۴", True),
+        ("14", "１４", True),
+        ("isn't", "isn’t", True),
+        ("ایران یک", "ايران يك", True),  # with Arabic's yeh and kaf
+        ("Paris.", "Paris.Two", True),
+        ("3.", "3.5", False),
         ("4", "4/5", None),
         ("4", "4:30", None),
         ("4", "1'400", False),
