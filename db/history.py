@@ -1,25 +1,38 @@
-"""The history of a line of cells: the newest cell of each builder, in the builders' order."""
+"""The history of a line of cells: the newest finding of each builder in the builders' order, and where it changes."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Engine, func, select
 
-from db import query
+from db import builder_order, query
+from db.differences import Difference, differences, in_chunks, makings
+from db.engine import reading
 from db.findings import FINDING
-from db.models import FACTORS, Cell, Result
+from db.models import FACTORS, VERDICTS, Cell, PromptResult, Result
 
 HISTORY_COLUMNS = (
-    "builder", *(factor for factor in FACTORS if factor != "builder"), "options", "changed", "status",
+    "builder", *(factor for factor in FACTORS if factor != "builder"), "options", "changed", "change", "status",
     "first_diff_least", "first_diff_largest", "multiple_largest", "verdict", "constants_wrong", "identical_count",
     "nonsense_count", "prompts_count", "compared_tokens_least", "compared_tokens_largest", "reservations",
     "error", "sweep", "cell",
 )  # fmt: skip
-# Two findings are the same while their largest first-token diffs are within this factor of each other.
+# Beyond the noise, two findings are the same while their multiples of the noise are within this factor of each other.
 HISTORY_FACTOR = 2.0
+GOOD = ("within_noise", "near_tie")
+
+
+@dataclass(frozen=True)
+class PromptNumbers:
+    """One prompt of a cell as its history needs it. multiple: of the noise, over all steps, free-running and forced."""
+
+    verdict: str | None
+    multiple: float | None
+    identical: bool
 
 
 def history_rows(
@@ -28,11 +41,12 @@ def history_rows(
     status: Sequence[str] = (),
     sweep: int | None = None,
 ) -> list[dict[str, Any]]:
-    """The newest finding of each builder and of each line of other factors, releases in order.
+    """The newest finding of each builder and of each line of other factors, builders in their order.
 
-    `changed` says that a cell differs from the release before it in its line:
-    another status or error, other identical counts, or a largest first-token
-    diff that is more than `HISTORY_FACTOR` times larger or smaller.
+    `change` says in what a row is another finding than the one before it in
+    its line (`change_of`), `changed` whether it is; `place` is its builder's
+    among all. `order_known` says whether anything tells that this builder is the newer of the two: releases are
+    ordered by version, commits by ancestry and date (`db.builder_order`).
     """
     measured = select(func.max(Result.measurement_version)).where(Result.status == "ok").scalar_subquery()
     newest = (
@@ -41,15 +55,26 @@ def history_rows(
         .where(Cell.builder != "none")  # what has no builder has no place among releases
         .group_by(Cell.hash)
     )
+    found = query.told(engine, query.CELLS.where(Cell.id.in_(newest)))
+    builders = dict(zip((row["cell"] for row in found), builder_order.builders_of(engine, found), strict=True))
+    # A name that moved (main) stands where its newest cell has it.
+    named = {row["builder"]: builders[row["cell"]] for row in sorted(found, key=lambda row: row["cell"])}
+    names = list(named)
+    places = {names[n]: place for place, n in enumerate(builder_order.ordered(list(named.values())))}
+    prompts = prompts_of(engine, sorted({row["result"] for row in found if row["status"] == "ok"}))
     lines: dict[tuple, list[dict[str, Any]]] = {}
-    for row in query.told(engine, query.CELLS.where(Cell.id.in_(newest))):
+    for row in found:
         row["line"] = history_line(row)
         lines.setdefault(row["line"], []).append(row)
     rows = []
     for line in sorted(lines):
-        mine = sorted(lines[line], key=lambda row: query.release_order(row["builder"]))
+        order = builder_order.ordered([builders[row["cell"]] for row in lines[line]])
+        mine = [lines[line][place] for place in order]
         for before, row in itertools.pairwise([None, *mine]):
-            row["changed"] = before is not None and differs(before, row)
+            row["change"] = change_of(before, row, prompts) if before else ""
+            row["changed"] = bool(row["change"])
+            row["place"] = places[row["builder"]]
+            row["order_known"] = before is None or builder_order.known(builders[before["cell"]], builders[row["cell"]])
         rows += mine
     return rows
 
@@ -59,11 +84,150 @@ def history_line(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (*(row[factor] for factor in FACTORS if factor != "builder"), row["options"] or "")
 
 
-def differs(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
-    """Whether two results are not the same finding."""
-    if any(one[name] != two[name] for name in ("status", "error", "identical_count")):
-        return True
-    if one["status"] != "ok":
+def prompts_of(engine: Engine, results: Sequence[int]) -> dict[int, dict[str, PromptNumbers]]:
+    """The prompts of some results, by name."""
+    names = ("result_id", "prompt", "verdict", "noise_ratio", "forced_noise_ratio", "tokens_identical")
+    columns = select(*(getattr(PromptResult, name) for name in names)).order_by(PromptResult.position)
+    found: dict[int, dict[str, PromptNumbers]] = {}
+    with reading(engine) as session:
+        for result, name, verdict, free, forced, identical in in_chunks(
+            session, columns, PromptResult.result_id, results
+        ):
+            multiples = [ratio for ratio in (free, forced) if ratio is not None]
+            numbers = PromptNumbers(verdict, max(multiples, default=None), identical)
+            found.setdefault(result, {})[name] = numbers
+    return found
+
+
+def change_of(
+    one: Mapping[str, Any], two: Mapping[str, Any], prompts: Mapping[int, Mapping[str, PromptNumbers]]
+) -> str:
+    """In what the second of two cells is another finding; "" where they are the same.
+
+    A failure is another where its status or its error is. Numbers are judged
+    prompt by prompt, over all steps: another verdict, other texts, or, beyond
+    the noise, a multiple of it that is more than `HISTORY_FACTOR` times larger
+    or smaller. Within the noise no number is a change. A constant that is wrong
+    on one side only is one.
+    """
+    if one["status"] != "ok" or two["status"] != "ok":
+        same = all(one[name] == two[name] for name in ("status", "error"))
+        return "" if same else f"{in_short(one)} → {in_short(two)}"
+    mine, theirs = (prompts.get(row["result"], {}) for row in (one, two))
+    names = [name for name in mine if name in theirs]
+    moved = [name for name in names if moves(mine[name], theirs[name])]
+    said = []
+    if moved:
+        worst = max(moved, key=lambda name: max(mine[name].multiple or 0, theirs[name].multiple or 0))
+        before, after = mine[worst], theirs[worst]
+        verdicts = [(side.verdict or "no verdict").replace("_", " ") for side in (before, after)]
+        step = " → ".join(dict.fromkeys(verdicts))
+        said.append(f"{step} in {len(moved)} of {len(names)} prompts, {numbers(before)} → {numbers(after)} in {worst}")
+    counts = [sum(side[name].identical for name in names) for side in (mine, theirs)]
+    if any(mine[name].identical != theirs[name].identical for name in names):
+        said.append(f"identical texts {counts[0]} → {counts[1]} of {len(names)}")
+    wrong = [row["constants_wrong"] for row in (one, two)]
+    if None not in wrong and bool(wrong[0]) != bool(wrong[1]):
+        said.append(f"wrong constants {wrong[0]} → {wrong[1]}")
+    return "; ".join(said)
+
+
+def moves(one: PromptNumbers, two: PromptNumbers) -> bool:
+    """Whether a prompt's numbers are another finding."""
+    if one.verdict in GOOD and two.verdict in GOOD:
         return False
-    low, high = sorted((one["first_diff_largest"] or 0.0, two["first_diff_largest"] or 0.0))
+    if one.verdict != two.verdict:
+        return True
+    if one.multiple is None or two.multiple is None or one.verdict is None:
+        return False  # without a noise floor no size of a difference says anything
+    low, high = sorted((one.multiple, two.multiple))
     return high > HISTORY_FACTOR * low
+
+
+def numbers(prompt: PromptNumbers) -> str:
+    return "no multiple" if prompt.multiple is None else f"{prompt.multiple:.2g} × noise"
+
+
+def in_short(row: Mapping[str, Any]) -> str:
+    if row["status"] != "ok":
+        return f"{row['status']}: {row['error']}" if row["error"] else row["status"]
+    return (row["verdict"] or "no verdict").replace("_", " ")
+
+
+def severity(row: Mapping[str, Any]) -> int:
+    """From best to worst, a failure the last."""
+    if row["status"] != "ok":
+        return VERDICTS.index("failed")
+    return VERDICTS.index(row["verdict"]) if row["verdict"] else 0
+
+
+@dataclass(frozen=True)
+class Cross:
+    """A change of builder that came with other changes, and what would tell them apart, or does.
+
+    also: what else differs between the two cells. package: the one whose
+    versions a cross exchanges, with the version on either side; None where the
+    builder's environments differ in nothing that a cell can be asked for.
+    decided: what cells of the cross say, a sentence each; empty without any.
+    """
+
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    also: Sequence[Difference]
+    versions: tuple[str, str] | None
+    decided: Sequence[str] = ()
+
+
+# What a change of builder is, however it is described.
+THE_BUILDER = ("builder", "builder sources", "builder's onnxruntime-genai", "noise floor")
+CROSSED = "builder's transformers"
+
+
+def crosses(engine: Engine, rows: Sequence[Mapping[str, Any]]) -> dict[int, Cross]:
+    """Of the rows that changed, by cell, those in which something else changed with the builder.
+
+    rows: of `history_rows`, whole lines. Cells of the cross are looked for
+    among all findings, whatever the rows were narrowed to.
+    """
+    pairs = [(one, two) for one, two in itertools.pairwise(rows) if two["changed"] and one["line"] == two["line"]]
+    made = makings(engine, sorted({row["cell"] for pair in pairs for row in pair}))
+    found = {}
+    for one, two in pairs:
+        also = [d for d in differences(made[one["cell"]], made[two["cell"]]) if d.what not in THE_BUILDER]
+        if not also:
+            continue
+        versions = next(((d.one, d.two) for d in also if d.what == CROSSED and d.one and d.two), None)
+        decided = decide(engine, one, two, versions) if versions else ()
+        found[two["cell"]] = Cross(one, two, also, versions, decided)
+    return found
+
+
+def decide(engine: Engine, one: Mapping[str, Any], two: Mapping[str, Any], versions: tuple[str, str]) -> list[str]:
+    """What the cells say in which one builder has the other's transformers."""
+    said = []
+    for builder, own, other, version in ((one, one, two, versions[1]), (two, two, one, versions[0])):
+        row = crossed(engine, builder, version)
+        if row is None:
+            continue
+        prompts = prompts_of(engine, [r["result"] for r in (row, own, other) if r["result"]])
+        name = f"{builder['builder']} with transformers {version} (cell {row['cell']})"
+        if not change_of(other, row, prompts):
+            said.append(f"{name} is as {other['builder']}: transformers makes the change, not the builder")
+        elif not change_of(own, row, prompts):
+            said.append(f"{name} is as {own['builder']} with its own: the builder makes the change")
+        else:
+            said.append(f"{name} is as neither ({in_short(row)}): it decides nothing")
+    return said
+
+
+def crossed(engine: Engine, row: Mapping[str, Any], version: str) -> dict[str, Any] | None:
+    """The newest finding that is a row's but for the transformers of its builder's environment."""
+    same = [getattr(Cell, factor) == row[factor] for factor in FACTORS]
+    option = f"builder.transformers={version}"
+    chosen = query.CELLS.where(*same, FINDING, Cell.options.contains(option)).order_by(Cell.id.desc())
+    for found in query.told(engine, chosen.limit(20)):
+        options = set((found["options"] or "").split())
+        enough = found["status"] != "ok" or found["measurement_version"] == row["measurement_version"]
+        if options == {*(row["options"] or "").split(), option} and enough:
+            return found
+    return None

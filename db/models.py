@@ -269,6 +269,19 @@ class Result(Base):
         return error_line(self.error_type, self.error)
 
 
+class SourceCommit(Base):
+    """What git knows of a commit that a builder's sources came from: what orders builders, without a repository."""
+
+    __tablename__ = "source_commit"
+
+    commit: Mapped[str] = mapped_column(primary_key=True)
+    date: Mapped[datetime]  # of the commit, UTC
+    # {version: {"date": of the tag's commit, "side"}}: "before" where the commit stands on the release, "after" where
+    # the release holds the commit, None where they parted.
+    releases: Mapped[dict[str, Any]]
+    ancestors: Mapped[list[Any]]  # the newest, by the first 12 digits of their hashes
+
+
 class ChangeOutcome(Base):
     """What became of one single change of a cell's patch set.
 

@@ -169,7 +169,19 @@ SUMMARY = (
 CELLS = select(
     Cell.sweep_id.label("sweep"),
     Cell.id.label("cell"),
-    *(getattr(Cell, name) for name in ("options", "source", "checkpoint_origin", *FACTORS, "found", "patch_outcome")),
+    *(
+        getattr(Cell, name)
+        for name in (
+            "options",
+            "source",
+            "source_commit",
+            "source_dirty",
+            "checkpoint_origin",
+            *FACTORS,
+            "found",
+            "patch_outcome",
+        )
+    ),
     *(
         getattr(Result, name)
         for name in ("status", "final", "error_type", "error", "hint", "created", "error_frame", *SUMMARY)

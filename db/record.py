@@ -30,6 +30,7 @@ from db.models import (
     Package,
     PromptResult,
     Result,
+    SourceCommit,
     StageRun,
     Sweep,
     now,
@@ -75,7 +76,7 @@ class NewResult:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a cell's export was made of: columns of `Cell`, each patch change's columns, and `Overlay`'s.
+    """What a cell's export was made of: columns of `Cell`, of each patch change, of `Overlay` and of `SourceCommit`.
 
     The cell's and not the result's: equal results may come from different requests.
     """
@@ -83,6 +84,7 @@ class Provenance:
     values: Mapping[str, Any] = field(default_factory=dict)
     changes: Sequence[Mapping[str, Any]] = ()
     overlay: Mapping[str, Any] | None = None
+    commit: Mapping[str, Any] | None = None
 
 
 def begin_sweep(
@@ -169,6 +171,8 @@ def finish_cell(session: Session, cell_id: int, result_id: int, found: bool, pro
     if rows:
         session.execute(insert(ChangeOutcome), rows)
     add_shared(session, Overlay, "tree", [provenance.overlay] if provenance.overlay else [])
+    if provenance.commit:
+        session.merge(SourceCommit(**provenance.commit))  # a later look may know of more releases
 
 
 def add_rests(session: Session, cell: Cell, result: Result) -> None:

@@ -18,6 +18,8 @@ from reports.verdict_words import verdict_words
 ALWAYS = ("model", "builder", "patch")
 # An error that is this many times larger than at the depth before has not grown there: it has entered.
 ENTERS = 10.0
+# What is less than this many times larger has not grown.
+GROWS = 2.0
 
 
 def collect(db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | None = None) -> dict[str, Any]:
@@ -87,32 +89,63 @@ def title(line: dict[str, Any], shown: Sequence[str]) -> str:
 
 
 def sentence(rows: list[dict[str, Any]]) -> str:
-    """What the depths say about where an error comes from, and no more."""
+    """What the depths say about where an error comes from, and no more.
+
+    Each step from one depth to the next is judged by itself, so that a small
+    error in the first layer does not hide a large one that a later layer adds.
+    """
     if any(row["non_finite_count"] for row in rows):
         first = next(row for row in rows if row["non_finite_count"])
         return f"not finite from {layers(first)} on."
     if any(row["multiple_largest"] is None for row in rows):
         return "no noise floor, so nothing can be said."
     within = rows[0]["thresholds"]["within"]
-    beyond = [row for row in rows if row["multiple_largest"] > within]
-    if not beyond:
+    if all(ratio(row) <= within for row in rows):
         return f"within the noise at every depth, at most {told(max(rows, key=ratio))}."
-    first, last = rows[0], rows[-1]
-    if ratio(first) > within:
-        grows = ratio(last) / ratio(first)
-        where = "the first layer" if depth(first) == 1 else f"the first {depth(first)} layers"
-        more = f"; with depth it grows {grows:.0f} times" if grows > ENTERS else ": depth does not build it up"
-        return (
-            f"from {layers(first)} on: {told(first)}, {told(last)}{more}. It enters with {where}, embedding, last norm"
-            f" or head{doubt(first)}."
-        )
-    before = max((row for row in rows if row["layer_count"] < beyond[0]["layer_count"]), key=depth)
-    if ratio(beyond[0]) > ENTERS * ratio(before):
-        return (
-            f"enters between {layers(before)} and {layers(beyond[0])}: {told(before)}, then {told(beyond[0])};"
-            f" look at what is new in layers {before['layer_count']} to {beyond[0]['layer_count'] - 1} (from 0)."
-        )
-    return f"grows with depth: {told(first)}, {told(last)}; no single layer is beyond the noise."
+    said = []
+    if ratio(rows[0]) > within:
+        where = "the first layer" if depth(rows[0]) == 1 else f"the first {depth(rows[0])} layers"
+        said.append(f"{told(rows[0])} already: that enters with {where}, embedding, last norm or head{doubt(rows[0])}")
+    steps = list(itertools.pairwise(rows))
+    jumps = [(one, two) for one, two in steps if jumped(one, two, within)]
+    said += [jump(one, two, within) for one, two in jumps]
+    if len(jumps) + (ratio(rows[0]) > within) > 1:
+        said.append("so more than one error may be there: run the depths between, and prove each by one change")
+    said += [
+        f"from {layers(run[0])} to {layers(run[-1])} it grows from {multiple(ratio(run[0]))} to"
+        f" {multiple(ratio(run[-1]))} × noise, no step of it more than {ENTERS:g} times"
+        for run in between(rows, jumps)
+        if ratio(run[-1]) > GROWS * ratio(run[0]) and ratio(run[-1]) > within
+    ]
+    if len(said) == 1 and not jumps and len(rows) > 1:
+        said.append("depth does not build it up")
+    return f"{'; '.join(said)}."
+
+
+def jumped(one: Mapping[str, Any], two: Mapping[str, Any], within: float) -> bool:
+    """Whether what lies between two depths adds an error, or multiplies the one there is beyond any mere growth."""
+    return ratio(two) > within and ratio(two) > ENTERS * ratio(one)
+
+
+def jump(one: Mapping[str, Any], two: Mapping[str, Any], within: float) -> str:
+    """A step that is more than growth, and where to look."""
+    first, last = one["layer_count"], two["layer_count"] - 1
+    place = f"layer {first}" if first == last else f"layers {first} to {last}"
+    what = f"between {layers(one)} and {layers(two)} it goes from {told(one)} to {told(two)}"
+    if ratio(one) <= within:
+        return f"{what}: an error enters in {place} (counted from 0)"
+    return f"{what}, {ratio(two) / ratio(one):.0f} times: {place} (counted from 0) adds an error, or amplifies that one"
+
+
+def between(rows: list[dict[str, Any]], jumps: Sequence[tuple]) -> list[list[dict[str, Any]]]:
+    """The runs of depths that no jump parts."""
+    runs: list[list[dict[str, Any]]] = [[]]
+    starts = {id(two) for _, two in jumps}
+    for row in rows:
+        if id(row) in starts:
+            runs.append([])
+        runs[-1].append(row)
+    return [run for run in runs if len(run) > 1]
 
 
 def doubt(row: Mapping[str, Any]) -> str:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from db import history, query
+from sqlalchemy import Engine
+
+from db import detail, history, query
 from db.engine import open_database
 from db.models import FACTORS
-from db.output import markdown_table, markdown_text
-from reports import notes, older
+from db.output import markdown_code, markdown_table, markdown_text
+from reports import commands, notes, older
 from reports.table import identical, multiple, span
 from reports.verdict_words import reserved
 
 CHANGED = "◀"
 ERROR_LENGTH = 48
+MOST_ALSO = 4
 MOST_LINES = 24  # columns that a reader can still take in
 
 
@@ -24,9 +28,30 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | N
     query.check_filters(engine, filters, [])
     rows = history.history_rows(engine, filters, sweep=query.sweep_id(engine, sweep) if sweep else None)
     rows = notes.with_findings(engine, rows)
+    confounded = {cell: cross_of(engine, cross) for cell, cross in history.crosses(engine, rows).items()}
     remeasure = older.of_builders(engine, filters, sweep)
     engine.dispose()
-    return {"rows": rows, "remeasure": remeasure}
+    return {"rows": rows, "confounded": confounded, "remeasure": remeasure}
+
+
+def cross_of(engine: Engine, cross: history.Cross) -> dict[str, Any]:
+    """A confounded change as data: what else changed, what cells decide, and the command of the cells that would."""
+    asked = commands.asked_of(engine, [cross.after["sweep"]])[cross.after["sweep"]]
+    config = detail.configs_of(engine, [cross.after["cell"]])[cross.after["cell"]]
+    command = ""
+    if cross.versions:
+        pair = [f"builder={cross.before['builder']},{cross.after['builder']}"]
+        pair.append(f"builder.transformers={','.join(cross.versions)}")
+        patch = commands.patch_words(cross.after["patch"])
+        words = shlex.split(commands.for_cell(cross.after, config, asked))
+        kept = [word for word in words if commands.key_of(word).split(".")[0] != "builder"]
+        command = shlex.join([*kept, *pair, f"patch={patch[0]}", *patch[1:]])
+    return {
+        "builders": [cross.before["builder"], cross.after["builder"]],
+        "also": [difference.told() for difference in cross.also],
+        "decided": list(cross.decided),
+        "command": command,
+    }
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -38,7 +63,8 @@ def markdown(report: dict[str, Any]) -> str:
     shown = {line for line, _ in every[:MOST_LINES]}
     rows = [row for row in rows if row["line"] in shown]
     lines = list(dict.fromkeys(row["line"] for row in rows))
-    builders = sorted({row["builder"] for row in rows}, key=query.release_order)
+    places = {row["builder"]: row["place"] for row in rows}
+    builders = sorted(places, key=places.__getitem__)
     found = {(row["builder"], row["line"]): row for row in rows}
     titles = titles_of(lines)
     body = [[builder, *(entry(found.get((builder, line))) for line in lines)] for builder in builders]
@@ -47,12 +73,44 @@ def markdown(report: dict[str, Any]) -> str:
             markdown_table(["builder", *titles.values()], body),
             "",
             "- First-token max abs diff of the logits over prompts, the largest of all steps in multiples of the noise"
-            f" floor (×), and identical continuations; {CHANGED} marks a release that differs from the one before it.",
+            f" floor (×), and identical continuations. {CHANGED} marks a builder that is another finding than the one"
+            f" before it: another verdict, other texts, or a multiple of the noise beyond it that is more than"
+            f" {history.HISTORY_FACTOR:g} times another, in any prompt.",
             *(f"- {text}" for text in more_lines(len(every))),
             *(f"- {text}" for text in changes(rows, titles)),
+            *(f"- {text}" for text in confounders(rows, titles, report.get("confounded") or {})),
             *(f"- {text}" for text in notes.findings(rows)),
         ]
     )
+
+
+def era(row: dict[str, Any]) -> str:
+    """From which builder on a line is as it is, and what made it another finding."""
+    change = f" [{row['change']}]" if row.get("change") and row["status"] == "ok" else ""
+    return f"from {row['builder']} {entry({**row, 'changed': False})}{change}"
+
+
+def confounders(
+    rows: Sequence[Mapping[str, Any]], titles: Mapping[tuple[str, ...], str], confounded: Mapping[int, dict[str, Any]]
+) -> list[str]:
+    """The changes that came with another change of packages: what decides between them, or did."""
+    texts = []
+    for row in rows:
+        if not (cross := confounded.get(row["cell"])):
+            continue
+        one, two = cross["builders"]
+        also = ", ".join(cross["also"][:MOST_ALSO])
+        more = f" and {len(cross['also']) - MOST_ALSO} more" if len(cross["also"]) > MOST_ALSO else ""
+        what = f"{titles[row['line']]}, {one} → {two}: confounded, {also}{more} changed too."
+        if cross["decided"]:
+            what += f" {'; '.join(cross['decided'])}."
+        elif cross["command"]:
+            what += " The cells that decide it:"
+        text = markdown_text(what)
+        if cross["command"] and not cross["decided"]:
+            text += f" {markdown_code(cross['command'])}"
+        texts.append(text)
+    return texts
 
 
 def more_lines(count: int) -> list[str]:
@@ -92,6 +150,6 @@ def changes(rows: list[dict[str, Any]], titles: Mapping[tuple[str, ...], str]) -
     texts = []
     for line, mine in lines.items():
         eras = [row for n, row in enumerate(mine) if n == 0 or row["changed"]]
-        told = "; ".join(f"from {row['builder']} {entry({**row, 'changed': False})}" for row in eras)
+        told = "; ".join(era(row) for row in eras)
         texts.append(f"{titles[line]}: {len(eras)} era{'s' * (len(eras) != 1)}: {markdown_text(told)}.")
     return texts

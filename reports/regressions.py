@@ -8,14 +8,15 @@ from typing import Any
 
 from db import history, query
 from db.engine import open_database
-from db.models import FACTORS, VERDICTS
-from db.output import markdown_table
+from db.models import FACTORS
+from db.output import markdown_table, markdown_text
 from reports import older
 from reports.table import multiple, words
 from reports.verdict_words import verdict_words
 
 # A multiple of the noise that has grown by more than this is worse, whatever the verdict.
 GROWN = 2.0
+MOST_ALSO = 4
 NAMES = (
     "model",
     "dtype",
@@ -37,11 +38,16 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], since: date | 
     query.check_filters(engine, filters, [])
     rows = history.history_rows(engine, filters)
     remeasure = older.of_builders(engine, filters)
-    engine.dispose()
     lines: dict[tuple, list[dict[str, Any]]] = {}
     for row in rows:
         lines.setdefault(row["line"], []).append(row)
     found = [pair_of(*line[-2:]) for line in lines.values() if len(line) > 1]
+    confounded = history.crosses(engine, [row for line in lines.values() for row in line[-2:]])
+    for row in found:
+        cross = confounded.get(row["newest"]["cell"])
+        row["also"] = [difference.told() for difference in cross.also] if cross else []
+        row["decided"] = list(cross.decided) if cross else []
+    engine.dispose()
     newer = [row for row in found if since is None or row["day"] >= since.isoformat()]
     return {"rows": newer, "older": len(found) - len(newer), "remeasure": remeasure}
 
@@ -61,7 +67,9 @@ def pair_of(before: Mapping[str, Any], newest: Mapping[str, Any]) -> dict[str, A
     )
     sides = {"before": {k: before.get(k) for k in keep}, "newest": {k: newest.get(k) for k in keep}}
     factors = {name: newest[name] or "" for name in NAMES}
-    return {"factors": factors, **sides, "worse": worse(before, newest), "day": str(newest["created"])[:10]}
+    why = worse(before, newest) if newest["order_known"] else ""
+    about = {"worse": why, "order_known": newest["order_known"], "day": str(newest["created"])[:10]}
+    return {"factors": factors, **sides, **about}
 
 
 def worse(before: Mapping[str, Any], newest: Mapping[str, Any]) -> str:
@@ -71,18 +79,14 @@ def worse(before: Mapping[str, Any], newest: Mapping[str, Any]) -> str:
     if newest["status"] != "ok":
         return newest["status"]
     same = before["thresholds"] == newest["thresholds"] and None not in (before["verdict"], newest["verdict"])
-    if same and rank(newest) > rank(before):
+    if same and history.severity(newest) > history.severity(before):
         return f"verdict {words(before['verdict'])} → {words(newest['verdict'])}"
     one, two = before["multiple_largest"], newest["multiple_largest"]
-    if one is not None and two is not None and two > GROWN * one and newest["verdict"] != "within_noise":
+    if one is not None and two is not None and two > GROWN * one and newest["verdict"] not in history.GOOD:
         return f"{multiple(two / one)} times further from the reference"
     if newest["identical_count"] < before["identical_count"]:
         return f"{before['identical_count'] - newest['identical_count']} texts fewer are the reference's"
     return ""
-
-
-def rank(row: Mapping[str, Any]) -> int:
-    return VERDICTS.index(row["verdict"]) if row["verdict"] else 0
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -94,12 +98,36 @@ def markdown(report: dict[str, Any]) -> str:
         return "No line of cells has two builders: run `python -m runner +experiment=history` first."
     shown = [name for name in NAMES if name in ALWAYS or len({row["factors"][name] for row in rows}) > 1]
     body = [
-        [*(row["factors"][name] for name in shown), side(row["before"]), side(row["newest"]), row["worse"] or "no"]
+        [*(row["factors"][name] for name in shown), side(row["before"]), side(row["newest"]), answer(row)]
         for row in rows
     ]
     count = sum(bool(row["worse"]) for row in rows)
     note = f"- {count} of {len(rows)} lines are worse with their newest builder." if count else "- No line is worse."
-    return "\n".join([markdown_table([*shown, "Before", "Newest", "Worse"], body), "", note])
+    notes = [note, *(f"- {text}" for text in doubts(rows))]
+    return "\n".join([markdown_table([*shown, "Before", "Newest", "Worse"], body), "", *notes])
+
+
+def answer(row: Mapping[str, Any]) -> str:
+    if not row["order_known"]:
+        return "not known: order"
+    return row["worse"] or "no"
+
+
+def doubts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a reader must know before blaming a builder: no known order, or packages that changed with it."""
+    texts = []
+    for row in rows:
+        names = f"{row['before']['builder']} and {row['newest']['builder']} (cells {row['before']['cell']} and"
+        names += f" {row['newest']['cell']})"
+        if not row["order_known"]:
+            texts.append(f"Nothing tells which of {names} is the newer: neither commits nor dates are known.")
+        elif row["worse"] and row.get("also"):
+            also = markdown_text(", ".join(row["also"][:MOST_ALSO]))
+            decided = (
+                markdown_text("; ".join(row["decided"])) or "`python -m reports history` has the cells that decide it"
+            )
+            texts.append(f"Between {names} other packages changed too: {also}. {decided}.")
+    return texts
 
 
 def side(row: Mapping[str, Any]) -> str:

@@ -7,7 +7,10 @@ import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
 
 from db.scrub import scrub
 from runner import hashing, processes
@@ -147,6 +150,49 @@ class Mirrors:
         if merged and after and await self.parse(url, f"{after[-1]}^") == head:
             before = f"{head}^"
         return (await self.git(url, "merge-base", head, before if merged else tip)).strip()
+
+
+# More ancestors than lie between any two releases; an older pair is told apart by its dates.
+MOST_ANCESTORS = 5000
+SHORT = 12
+
+
+async def history_of(commit: str, *repository: str) -> dict | None:
+    """What orders a commit among others and among releases: columns of `db.models.SourceCommit`.
+
+    repository: git's own options that name one. None where git cannot tell (a
+    shallow clone without the commit, say).
+    """
+    date = "%(if)%(*committerdate)%(then)%(*committerdate:iso-strict)%(else)%(committerdate:iso-strict)%(end)"
+    try:
+        committed = (await git(*repository, "show", "--no-patch", "--format=%cI", commit)).strip()
+        ancestors = (await git(*repository, "rev-list", f"--max-count={MOST_ANCESTORS}", commit)).split()[1:]
+        tags = await git(*repository, "for-each-ref", f"--format=%(refname:short) {date}", "refs/tags")
+        sides = {}
+        for side, option in (("before", f"--merged={commit}"), ("after", f"--contains={commit}")):
+            names = (await git(*repository, "for-each-ref", "--format=%(refname:short)", option, "refs/tags")).split()
+            sides |= {name: sides.get(name, side) for name in names}
+    except GitError:
+        return None
+    releases = {}
+    for line in tags.splitlines():
+        name, _, when = line.partition(" ")
+        if (version := release_of(name)) and when:
+            releases[version] = {"date": utc(when).isoformat(), "side": sides.get(name)}
+    found = [ancestor[:SHORT] for ancestor in ancestors]
+    return {"commit": commit, "date": utc(committed), "releases": releases, "ancestors": found}
+
+
+def release_of(tag: str) -> str | None:
+    """The version that a tag (v0.18.0) names; None where it names none."""
+    try:
+        return str(Version(tag.removeprefix("v")))
+    except InvalidVersion:
+        return None
+
+
+def utc(moment: str) -> datetime:
+    return datetime.fromisoformat(moment).astimezone(UTC)
 
 
 def aside(ref: str) -> str:

@@ -259,7 +259,8 @@ def provenance(cell: Cell, plan: Plan | None, failed: Failure | None = None) -> 
     overlay = None
     if patched:
         overlay = {"tree": patched.tree, "source_tree": source.tree, "diff": patched.diff}
-    return Provenance(values, [{**change, "hash": hashes.get(change["change"])} for change in changes], overlay)
+    rows = [{**change, "hash": hashes.get(change["change"])} for change in changes]
+    return Provenance(values, rows, overlay, source.history if source else None)
 
 
 def candidate_source(backend: schema.Backend, plan: Plan) -> str:

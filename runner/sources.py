@@ -33,7 +33,8 @@ class Source:
     """A pristine ``models`` folder.
 
     tree: its hash. version: for the variants of patches; None where it is not
-    a release. said: what it is, for a reader. commit, dirty: of a git source.
+    a release. said: what it is, for a reader. commit, dirty: of a git source;
+    history: what git knows of that commit, as `git.history_of` gives it.
     """
 
     path: Path
@@ -42,6 +43,7 @@ class Source:
     said: str
     commit: str | None = None
     dirty: bool = False
+    history: dict | None = None
 
 
 def repository(builder: Builder) -> str:
@@ -84,7 +86,8 @@ async def fetch_git(store: Store, builder: Builder, mirror: git.Mirrors) -> Sour
 
     artifact = await once(store, f"git-{commit}", archive)
     said = f"git {commit[:12]} ({ref})" if not commit.startswith(ref) else f"git {commit[:12]}"
-    return Source(artifact.path / "models", artifact.meta["tree"], None, said, commit)
+    history = await git.history_of(commit, f"--git-dir={mirror.folder(repository(builder))}")
+    return Source(artifact.path / "models", artifact.meta["tree"], None, said, commit, history=history)
 
 
 async def fetch_path(store: Store, builder: Builder, _mirror: git.Mirrors) -> Source:
@@ -113,7 +116,8 @@ async def fetch_path(store: Store, builder: Builder, _mirror: git.Mirrors) -> So
     commit, dirty = git.state_of(models)
     at = f" at {commit[:12]}" if commit else ""
     said = f"path {root}{at}{', dirty' if dirty else ''}"
-    return Source(artifact.path / "models", artifact.meta["tree"], None, said, commit, dirty)
+    history = await git.history_of(commit, "-C", str(models)) if commit else None
+    return Source(artifact.path / "models", artifact.meta["tree"], None, said, commit, dirty, history)
 
 
 async def once(store: Store, key: str, make) -> Artifact:

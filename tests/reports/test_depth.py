@@ -24,13 +24,18 @@ def rows(**ratios: float | None) -> list[dict]:
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (rows(l1=500.0, l2=400.0, l7=600.0), "from 1 layer on: 5.0e-04 (500 × noise) at 1 layer"),
-        (rows(l1=500.0, l7=600.0), ": depth does not build it up. It enters with the first layer, embedding"),
-        (rows(l1=20.0, l7=900.0), "with depth it grows 45 times"),
-        (rows(l3=500.0, l7=600.0), "It enters with the first 3 layers"),
-        (rows(l1=1.0, l2=5.0, l4=40.0, l8=300.0), "grows with depth"),
-        (rows(l1=1.0, l5=1.5, l6=900.0), "enters between 5 layers and 6 layers"),
-        (rows(l1=1.0, l5=1.5, l6=900.0), "layers 5 to 5 (from 0)"),
+        (rows(l1=500.0, l2=400.0, l7=600.0), "5.0e-04 (500 × noise) at 1 layer already"),
+        (rows(l1=500.0, l7=600.0), "that enters with the first layer, embedding, last norm or head"),
+        (rows(l1=500.0, l7=600.0), "; depth does not build it up."),
+        (rows(l1=20.0, l7=900.0), "45 times: layers 1 to 6 (counted from 0) adds an error, or amplifies that one"),
+        (rows(l3=500.0, l7=600.0), "that enters with the first 3 layers"),
+        (rows(l1=4.0, l2=9.0, l4=40.0, l8=300.0), "from 1 layer to 8 layers it grows from 4 to 300 × noise"),
+        (rows(l1=1.0, l5=1.5, l6=900.0), "between 5 layers and 6 layers"),
+        (rows(l1=1.0, l5=1.5, l6=900.0), "an error enters in layer 5 (counted from 0)"),
+        # A tiny fault at the first layer and a large one at the fifth are two.
+        (rows(l1=20.0, l2=22.0, l4=25.0, l5=24000.0, l7=23900.0), "20 × noise) at 1 layer already"),
+        (rows(l1=20.0, l2=22.0, l4=25.0, l5=24000.0, l7=23900.0), "960 times: layer 4 (counted from 0) adds an error"),
+        (rows(l1=20.0, l2=22.0, l4=25.0, l5=24000.0, l7=23900.0), "more than one error may be there"),
         (rows(l1=1.0, l7=2.0), "within the noise at every depth"),
         (rows(l1=None, l7=2.0), "no noise floor"),
     ],
@@ -58,7 +63,7 @@ def test_one_row_a_depth_with_its_multiple():
         "Verdict", "Identical",
     ]  # fmt: skip
     assert lines[2][3:] == ["1", "1.0e-06", "5.0e-04", "1.0e-06", "500", "broken", "1 of 2 (1 on nonsense)"]
-    assert "m 1 none: from 1 layer on" in text
+    assert "m 1 none: 5.0e-04 (500 × noise) at 1 layer already" in text
 
 
 def test_nothing_to_compare_says_what_to_run():

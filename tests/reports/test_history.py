@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from db.history import history_line
 from db.models import FACTORS
+from db.query import release_order
 from reports import history
 
 
@@ -12,6 +13,7 @@ def row(builder: str, changed: bool = False, **given) -> dict:
         "builder": builder, "changed": changed, "model": "m", "options": None, "status": "ok", "error": None,
         "first_diff_least": 1e-4, "first_diff_largest": 2e-4, "identical_count": 5, "prompts_count": 5,
         "multiple_largest": 50.0, "nonsense_count": 0, "findings": [], "cell": 1,
+        "place": release_order(builder), "change": "",
     }  # fmt: skip
     base |= given
     return base | {"line": history_line(base)}

@@ -14,7 +14,7 @@ def row(builder: str = "2", **given) -> dict:
     base = dict.fromkeys(FACTORS, "x") | {
         "builder": builder, "options": None, "cell": 1, "status": "ok", "error": None, "verdict": "elevated",
         "multiple_largest": 100.0, "thresholds": {"within": 10.0}, "identical_count": 5, "prompts_count": 5,
-        "created": datetime(2026, 11, 29),
+        "created": datetime(2026, 11, 29), "order_known": True,
     }  # fmt: skip
     return base | given
 

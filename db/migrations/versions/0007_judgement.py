@@ -38,6 +38,14 @@ def upgrade() -> None:
     # Of results that are there the prompts are not read: their tables have no number of tokens.
     op.add_column("result", sa.Column("compared_tokens_least", sa.Integer(), nullable=True))
     op.add_column("result", sa.Column("compared_tokens_largest", sa.Integer(), nullable=True))
+    op.create_table(
+        "source_commit",
+        sa.Column("commit", sa.Text(), nullable=False),
+        sa.Column("date", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("releases", sa.JSON(), nullable=False),
+        sa.Column("ancestors", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("commit"),
+    )
     op.add_column("result", sa.Column("constants_wrong", sa.Integer(), nullable=True))
     op.add_column("result", sa.Column("reservations", sa.JSON(), nullable=True))
     op.execute(
