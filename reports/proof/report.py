@@ -12,6 +12,7 @@ from db.engine import open_database
 from db.findings import is_finding
 from db.output import markdown_code, markdown_table, markdown_text
 from reports import commands, older
+from reports.notes import cut
 from reports.proof import factors, verdicts
 from reports.proof.designs import OBJECT, Design, designs_of, name_of, untested
 from reports.proof.points import listed, point_of
@@ -129,7 +130,7 @@ def section(design: dict[str, Any]) -> str:
     table = markdown_table(header, [line(row, design["on_top_of"]) for row in design["rows"]])
     verdict_rows = [[v["change"], v["word"], part(v["share"]), v["why"]] for v in design["verdicts"]]
     judged = markdown_table(["Change", "Verdict", "Share of log error", "Why"], verdict_rows)
-    said = [design["together"], design["shares"], *design["confirmed"], senseless(design["rows"])]
+    said = [design["together"], design["shares"], *design["confirmed"], senseless(design["rows"]), *cut(design["rows"])]
     notes = [note for note in said if note]
     notes += [
         f"Not tested: {row['patch']} (cell {row['cell']}): {row['status']}: {markdown_text(row['error'])}."
