@@ -23,6 +23,7 @@ from db.engine import reading, writing
 from db.models import AXES, VERDICTS, Claim, Item, ItemState, PromptResult, Result, now
 from db.output import identical
 from db.record import OF_THE_EXPORT
+from db.reserved import beside
 
 ITEM_KEYS, ITEM_MORE = ("key", "what", "state", "date"), ("link",)
 CLAIM_KEYS, CLAIM_MORE = ("name", "what", "filters"), ("item", "expect")
@@ -369,7 +370,7 @@ def judge(claim: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[s
         "held": [one["cell"] for one in good if one["cell"] not in shown],
         "nonsense": sum(row["nonsense_count"] or 0 for row in rows if row["cell"] in shown),
         "stand_ins": sorted({row["stand_in"] for row in rows if row["stand_in"]}),
-        "reservations": sorted({said for row in rows if row["cell"] in shown for said in row["reservations"] or ()}),
+        "reservations": sorted({said for row in rows if row["cell"] in shown for said in beside(row)}),
         "each": each, "filters": claim["filters"], "missing": missing,
     }  # fmt: skip
 

@@ -60,6 +60,7 @@ def pair_of(before: Mapping[str, Any], newest: Mapping[str, Any]) -> dict[str, A
         "status",
         "error",
         "verdict",
+        "constants_wrong",
         "reservations",
         "multiple_largest",
         "identical_count",

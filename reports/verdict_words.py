@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from db.reserved import beside, hidden_constants, reservations
 from reports.table import words
-
-# Verdicts that a reader takes for "right".
-GOOD = ("within_noise", "near_tie")
 
 
 def verdict_words(row: Mapping[str, Any]) -> str:
@@ -29,20 +27,6 @@ def verdict_words(row: Mapping[str, Any]) -> str:
     return "; ".join([said, *reservations(row)])
 
 
-def hidden_constants(row: Mapping[str, Any]) -> str:
-    """That constants are wrong which the verdict does not show; "" where none is, or where it may be why."""
-    count = row.get("constants_wrong") or 0
-    if not count or row["verdict"] not in GOOD:
-        return ""
-    return "a constant is wrong" if count == 1 else f"{count} constants are wrong"
-
-
-def reservations(row: Mapping[str, Any]) -> list[str]:
-    """What else is told beside a verdict, whatever it is, a phrase each."""
-    return list(row.get("reservations") or ())
-
-
 def reserved(row: Mapping[str, Any]) -> str:
     """What `verdict_words` adds to the verdict, for places that show numbers without it: "; a constant is wrong"."""
-    hidden = hidden_constants(row)
-    return "".join(f"; {said}" for said in [*([hidden] if hidden else []), *reservations(row)])
+    return "".join(f"; {said}" for said in beside(row))

@@ -8,7 +8,10 @@ import pytest
 from rows import changed, ok, prompt, store
 
 from db import engine as database
-from db import history, query
+from db import history, items, query
+from reports import depth as depth_report
+from reports import history as history_report
+from reports import regressions, status, sweep
 from reports.verdict_words import reserved, verdict_words
 
 
@@ -69,3 +72,34 @@ def test_the_reservations_of_a_result_are_in_every_row(tmp_path):
     store(engine, {"model": "m"}, changed(), ok(prompt("p", 1, 1), reservations=["it does not stop"]))
     for read in (query.cell_rows, query.result_rows, history.history_rows):
         assert [row["reservations"] for row in read(engine)] == [["it does not stop"]]
+
+
+def test_every_table_that_shows_a_verdict_tells_of_a_constant_that_no_prompt_shows(tmp_path):
+    path = str(tmp_path / "x.db")
+    engine = database.open_database(path)
+    lost = replace(ok(prompt("p", 1, 1), hash="r"), constants=[constant("dropped")])
+    shared = {"dtype": "fp32", "runtime": "0.18.0", "backend": "genai", "precision": "fp32", "reference": "5.13.0"}
+    for n, (builder, depth) in enumerate((("0.17.0", "all"), ("0.18.0", "all"), ("0.18.0", "2"))):
+        limits, count = {"within": 10, "broken": 1000}, 4 if depth == "all" else 2
+        values = {**lost.values, "hash": f"r{n}", "layer_count": count, "thresholds": limits}
+        factors = shared | {"model": "random_some", "builder": builder, "layers": depth}
+        store(engine, factors, changed(), replace(lost, values=values))
+    items.load(engine, claims(tmp_path))
+    texts = {
+        "sweep": sweep.markdown(sweep.collect(path)),
+        "history": history_report.markdown(history_report.collect(path, {"layers": ["all"]})),
+        "regressions": regressions.markdown(regressions.collect(path, {"layers": ["all"]})),
+        "depth": depth_report.markdown(depth_report.collect(path, {"builder": ["0.18.0"]})),
+        "status": status.markdown(status.collect(path)),
+    }
+    for name, text in texts.items():
+        assert "a constant is wrong" in text, (name, text)
+
+
+def claims(folder) -> str:
+    path = folder / "claims.yaml"
+    path.write_text(
+        "claims: [{name: c, what: it is right, filters: {builder: [0.18.0]}, expect: {verdict: [within_noise]}}]\n",
+        encoding="utf-8",
+    )
+    return path
