@@ -9,7 +9,10 @@ import continuation
 import neutral
 import numpy as np
 import onnxruntime_genai as og
+import own_way
+import own_way_runtime
 from audit import runtime_ids
+from generation_settings import compared
 from task import StageError
 from transformers import AutoTokenizer
 
@@ -37,13 +40,21 @@ def run(arguments: dict, out: str) -> dict:
         config = json.load(file)
     tokenizer = AutoTokenizer.from_pretrained(arguments["checkpoint"])
     with open(arguments["prompts"], encoding="utf-8") as file:
-        prompts = json.load(file)["prompts"]
+        given = json.load(file)
+    prompts = given["prompts"]
     references = continuation.references(arguments["reference"], prompts)
     try:
         compute(arguments, out, model, config, tokenizer, prompts, references)
     except RuntimeError as error:
         raise StageError(str(error), kind=type(error).__name__, hint=hint) from error
+    own = own_way_runtime.run(
+        model, config, prompts, given["template_hash"] is not None, arguments["max_new_tokens"],
+        lambda length: capacity(config["model"], length),
+    )  # fmt: skip
     return {
+        **own_way.beside(
+            own, arguments["reference"], out, settings=compared(arguments["checkpoint"], arguments["export"])
+        ),
         "overridden": neutral.overridden(config.get("search") or {}),
         "findings": runtime_ids(encoder(model), prompts),
     }

@@ -9,12 +9,10 @@ import os
 import answer_format
 import audit
 import boundaries
+import chat_templates
 import remote_code
 from task import StageError
 from transformers import AutoConfig
-
-# Where a template may stand beside the tokenizer's config.
-SEPARATE = ("chat_template.jinja", "chat_template.json")
 
 
 def run(arguments: dict, out: str) -> dict:
@@ -74,30 +72,14 @@ def chat_template(tokenizer, folder: str) -> tuple[str, str]:
     transformers reads the separate files itself; a checkpoint that has one in
     its folder means it, even if its tokenizer's config has another.
     """
-    found = None
-    for name in SEPARATE:
-        path = os.path.join(folder, name)
-        if found is None and os.path.exists(path):
-            with open(path, encoding="utf-8") as file:
-                text = file.read()
-            found = (template_of(json.loads(text)) if name.endswith(".json") else text), name
-    template, source = found or (template_of(tokenizer.chat_template), "tokenizer_config.json")
+    found = chat_templates.separate(folder)
+    template, source = found or (chat_templates.template_of(tokenizer.chat_template), chat_templates.CONFIG)
     if template and template.strip():
         return template, source
-    looked = ", ".join([*SEPARATE, "chat_template in tokenizer_config.json"])
+    looked = ", ".join([*chat_templates.SEPARATE, "chat_template in tokenizer_config.json"])
     what = f"{source} has an empty one, or none named default; " if found or tokenizer.chat_template else ""
     raise StageError(
         f"no chat template in {folder}: {what}looked for {looked}",
         kind="MissingChatTemplate",
         hint="put the model's chat_template.jinja beside its tokenizer, or set prompts.template=none",
     )
-
-
-def template_of(found) -> str | None:
-    """The template in what a JSON file or a tokenizer holds: itself, or of several the one named default."""
-    if isinstance(found, list):
-        found = {entry.get("name"): entry.get("template") for entry in found}
-    if isinstance(found, dict):
-        found = found.get("chat_template", found.get("default"))
-        return template_of(found) if isinstance(found, list | dict) else found
-    return found

@@ -10,6 +10,8 @@ import boundaries
 import loading
 import neutral
 import numpy as np
+import own_way
+import own_way_reference
 import torch
 import true_fp64
 from continuation import end_tokens, save
@@ -50,6 +52,7 @@ def run(arguments: dict, out: str) -> dict:
         tokens, logits = greedy(model, prompt["ids"], stops, arguments["max_new_tokens"])
         crosses = boundaries.crosses(model.config.get_text_config(), len(prompt["ids"]), len(tokens))
         save(out, index, prompt["name"], tokens, logits, tokenizer, ends, one_pass_differs=crosses)
+    own_way.save(own_way_reference.run(model, tokenizer, prompts, arguments["max_new_tokens"]), out)
     return {
         "loaded_dtype": dtype_of(model),
         "end_tokens": sorted(ends),

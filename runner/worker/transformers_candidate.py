@@ -7,6 +7,8 @@ import json
 import boundaries
 import continuation
 import loading
+import own_way
+import own_way_reference
 import true_fp64
 from reference import dtype_of, forced, greedy, layers_of, load
 from transformers import AutoTokenizer
@@ -28,9 +30,12 @@ def run(arguments: dict, out: str) -> dict:
         prompts = json.load(file)["prompts"]
     references = continuation.references(arguments["reference"], prompts)
     continue_all(model, arguments, prompts, references, out)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    own = own_way_reference.run(model, tokenizer, prompts, arguments["max_new_tokens"])
     config = model.config.get_text_config()
     told = true_fp64.with_finding(loading.save(audited, out), model, "the candidate is not one of float64")
-    return {"loaded_dtype": dtype_of(model), **layers_of(config), **told}
+    own = own_way.beside(own, arguments["reference"], out)
+    return {**own, "loaded_dtype": dtype_of(model), **layers_of(config), **told}
 
 
 def continue_all(model, arguments: dict, prompts: list[dict], references: list[dict], out: str | None) -> None:
