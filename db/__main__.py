@@ -113,6 +113,8 @@ def show(cell: int, db: Db = None) -> None:
     tables = {
         "prompts": detail.TEXT_COLUMNS,
         "findings": detail.FINDING_COLUMNS,
+        "own way": detail.OWN_WAY_COLUMNS,
+        "settings": detail.SETTING_COLUMNS,
         "changes": detail.CHANGE_COLUMNS,
         "stages": detail.STAGE_COLUMNS,
     }

@@ -89,6 +89,21 @@ class ConstantValue(Base):
     says: Mapped[str]
 
 
+class GenerationSetting(Base):
+    """What an export tells its runtime of generating, beside the checkpoint's; the rows of a candidate's artifact."""
+
+    __tablename__ = "generation_setting"
+
+    settings_key: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str]  # eos_token_id, chat_template, …
+    reference: Mapped[str | None]  # JSON
+    export: Mapped[str | None]  # JSON
+    verdict: Mapped[str]  # same, differs, missing in the export, only in the export, not compared
+    weight: Mapped[str]  # warning, note
+    says: Mapped[str]
+
+
 class LoadedTensor(Base):
     """What became of a key of the checkpoint where a side loaded it; the rows of the side's artifact."""
 

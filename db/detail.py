@@ -9,7 +9,15 @@ from typing import Any
 from sqlalchemy import Engine, literal, select, union_all
 from sqlalchemy.orm import Session
 
-from db.artifacts import LOADING_FAULTS, OUTCOMES, ConstantValue, LoadedTensor, NoiseValue, PromptInput
+from db.artifacts import (
+    LOADING_FAULTS,
+    OUTCOMES,
+    ConstantValue,
+    GenerationSetting,
+    LoadedTensor,
+    NoiseValue,
+    PromptInput,
+)
 from db.engine import reading
 from db.models import Cell, Finding, MetricName, MetricValue, Package, PromptResult, Result, StageRun
 from db.query import KINDS, NotInDatabase, cell_part
@@ -20,6 +28,8 @@ CHANGE_COLUMNS = ("change", "status", "detail")
 STAGE_COLUMNS = ("stage", "found", "seconds", "peak_memory_bytes", "artifact")
 TEXT_COLUMNS = ("prompt", "verdict", "reference_outcome", "outcome", "parting", "reference_text", "candidate_text")
 FINDING_COLUMNS = ("kind", "prompt", "check", "evidence")
+SETTING_COLUMNS = ("name", "reference", "export", "verdict", "weight", "says")
+OWN_WAY_COLUMNS = ("side", "prompt", "rendered_by", "prompt_ids", "tokens", "stopped", "text", "says")
 CONSTANT_COLUMNS = (
     "kind", "what", "layers", "reference", "export", "max_abs_diff", "positions", "verdict", "says",
 )  # fmt: skip
@@ -32,19 +42,42 @@ INPUT_COLUMNS = ("prompt", "tokens", "text", "ids", "template_source", "template
 def cell_detail(engine: Engine, cell_id: int) -> dict[str, Any]:
     """Everything about one cell but its numbers and packages.
 
-    {"cell": its row, "result": the result's columns, "prompts", "findings", "changes", "stages": rows}.
+    {"cell": its row, "result": the result's columns, "prompts", "findings", "own way", "settings", "changes",
+    "stages": rows}.
     """
     with reading(engine) as session:
         cell = existing_cell(session, cell_id)
         result = cell.result
         return {
             "cell": cell_part(cell, result) | {"sweep started": cell.sweep.started},
-            "result": columns_of(result) if result else {},
+            "result": {k: v for k, v in columns_of(result).items() if k != "own_way_detail"} if result else {},
             "prompts": [text_part(row) for row in (result.prompts if result else [])],
             "findings": [{c: getattr(row, c) for c in FINDING_COLUMNS} for row in (result.findings if result else [])],
+            "own way": own_way_rows(result.own_way_detail if result else None),
+            "settings": settings_of(session, result.settings_key) if result and result.settings_key else [],
             "changes": [{c: getattr(row, c) for c in CHANGE_COLUMNS} for row in cell.changes],
             "stages": [stage_part(row) for row in (result.stages if result else [])],
         }
+
+
+def settings_of(session: Session, key: str) -> list[dict[str, Any]]:
+    """Every generation setting of a candidate's artifact, with `SETTING_COLUMNS`."""
+    query = select(GenerationSetting).where(GenerationSetting.settings_key == key).order_by(GenerationSetting.position)
+    return [{c: getattr(row, c) for c in SETTING_COLUMNS} for row in session.scalars(query)]
+
+
+def own_way_rows(found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """A row a side that ran its own way, with `OWN_WAY_COLUMNS`; the export's says what came of it."""
+    sides = {"export": found.get("generation") or {}, "reference": found.get("reference") or {}} if found else {}
+    return [
+        {
+            "side": side, "says": found["says"] if side == "export" else one.get("why") or None,
+            "prompt_ids": len(one.get("ids", ())), "tokens": len(one.get("tokens", ())),
+            **{name: one.get(name) for name in ("prompt", "rendered_by", "stopped", "text")},
+        }
+        for side, one in sides.items()
+        if one or side == "export"
+    ]  # fmt: skip
 
 
 def text_part(prompt: PromptResult) -> dict[str, Any]:

@@ -255,6 +255,9 @@ class Result(Base):
     compared_tokens_least: Mapped[int | None]  # over prompts, of the longer text; None where nothing was compared
     compared_tokens_largest: Mapped[int | None]
     constants_wrong: Mapped[int | None]  # how many; None where the constants were not compared
+    settings_key: Mapped[str | None]  # of its `GenerationSetting` rows
+    own_way: Mapped[str | None]  # same, never_stops, differs, not_run, …: runner/worker/own_way.py
+    own_way_detail: Mapped[dict[str, Any] | None]  # {"outcome", "says", "explained", "generation", "reference"}
     reservations: Mapped[list[Any] | None]  # what else is told beside the verdict, a phrase each
 
     machine: Mapped[Machine | None] = relationship()

@@ -34,7 +34,7 @@ CELL_COLUMNS = (
     "sweep", "cell", *FACTORS, "options", "source", "status", "error", "found", "patch_outcome", "first_diff_least",
     "first_diff_largest", "diff_largest", "forced_diff_largest", "noise_floor_largest", "multiple_largest",
     "verdict", "constants_wrong", "identical_count", "nonsense_count", "prompts_count", "compared_tokens_least",
-    "compared_tokens_largest", "sensible_count", "candidate_sensible_count", "reservations",
+    "compared_tokens_largest", "sensible_count", "candidate_sensible_count", "reservations", "own_way",
     "files_dtype", "reference_dtype", "candidate_dtype", "stand_in", "measurement_version", "seconds",
 )  # fmt: skip
 FAILURE_COLUMNS = (
@@ -161,7 +161,8 @@ SUMMARY = (
     "candidate_sensible_count", "first_diff_least", "first_diff_largest", "diff_least", "diff_largest",
     "forced_diff_largest",
     "non_finite_count", "nonsense_count", "noise_floor_largest", "noise_ratio_largest", "multiple_largest",
-    "thresholds", "verdict", "constants_wrong", "reservations", "failed_stage", "checkpoint_dtype", "files_dtype",
+    "thresholds", "verdict", "constants_wrong", "reservations", "own_way", "own_way_detail",
+    "settings_key", "failed_stage", "checkpoint_dtype", "files_dtype",
     "reference_dtype", "candidate_dtype", "layer_count", "noise_key", "constants_key", "prompts_key", "overridden",
     "seconds", "stand_in", "timings", "measurement_version",
 )  # fmt: skip

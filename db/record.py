@@ -12,7 +12,16 @@ from typing import Any
 from sqlalchemy import Engine, delete, func, insert, select, update
 from sqlalchemy.orm import Session, aliased
 
-from db.artifacts import CONSTANT_FAULTS, LOADING_FAULTS, ConstantValue, LoadedTensor, NoiseValue, Overlay, PromptInput
+from db.artifacts import (
+    CONSTANT_FAULTS,
+    LOADING_FAULTS,
+    ConstantValue,
+    GenerationSetting,
+    LoadedTensor,
+    NoiseValue,
+    Overlay,
+    PromptInput,
+)
 from db.engine import reading, writing
 from db.findings import is_finding
 from db.models import (
@@ -57,9 +66,9 @@ class NewResult:
     values: columns of `Result`. environments: {role: {"hash", "platform",
     "packages": {name: version}}}. machine: columns of `Machine`. stages:
     columns of `StageRun`. prompts: as the comparison wrote them. findings,
-    inputs, noise, constants, loading: columns of `Finding`, `PromptInput`,
-    `NoiseValue`, `ConstantValue` and `LoadedTensor`, the last of several
-    artifacts.
+    inputs, noise, constants, settings, loading: columns of `Finding`,
+    `PromptInput`, `NoiseValue`, `ConstantValue`, `GenerationSetting` and
+    `LoadedTensor`, the last of several artifacts.
     """
 
     values: Mapping[str, Any]
@@ -72,6 +81,7 @@ class NewResult:
     noise: Sequence[Mapping[str, Any]] = ()
     constants: Sequence[Mapping[str, Any]] = ()
     loading: Sequence[Mapping[str, Any]] = ()
+    settings: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -154,6 +164,7 @@ def record_result(engine: Engine, cell_id: int, new: NewResult, provenance: Prov
         add_shared(session, PromptInput, "prompts_key", new.inputs)
         add_shared(session, NoiseValue, "noise_key", new.noise)
         add_shared(session, ConstantValue, "constants_key", new.constants)
+        add_shared(session, GenerationSetting, "settings_key", new.settings)
         for key in dict.fromkeys(row["loading_key"] for row in new.loading):
             mine = [row for row in new.loading if row["loading_key"] == key]
             add_shared(session, LoadedTensor, "loading_key", mine)

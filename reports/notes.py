@@ -15,6 +15,14 @@ MOST_FINDINGS = 12
 MOST_ERROR = 300  # characters of an error; `python -m db show` has all of it
 MOST_WORDS = 160  # characters of a reason
 WITHOUT = "Without the noise of its own precision there is no floor and no verdict"
+OWN_WAY = (
+    "Its own way: the runtime's own tokenizer, chat template, search options, loop and end tokens, beside transformers'"
+    " generate() with the checkpoint's generation config; greedy on both sides."
+)
+# Outcomes of it that are told as findings.
+FAULTY = (
+    "never_stops", "stops_early", "stops_late", "differs", "no_template", "other_ids", "decodes_otherwise",
+)  # fmt: skip
 PATCH_WORDS = {"present": "is already in", "not_applicable": "has nothing to change in"}
 REVERSED_WORDS = {"present": "has been taken out already of", "not_applicable": "has nothing to take out of"}
 
@@ -108,6 +116,19 @@ def cut(rows: list[dict[str, Any]]) -> list[str]:
         " and what it is, right or wrong, is not known. Its tokens are compared all the same; a larger max_new_tokens"
         " shows the rest."
     ]
+def own_way(rows: list[dict[str, Any]]) -> list[str]:
+    """How exports run the way a user runs them; a fault of it is a warning, and stands among the findings."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        detail = row.get("own_way_detail")
+        if detail and (row["own_way"] not in FAULTY or detail["explained"]):
+            name = (detail.get("generation") or {}).get("prompt") or ""
+            found.setdefault((f" on prompt {markdown_text(name)}" if name else "", detail["says"]), []).append(
+                row["cell"]
+            )
+    return [
+        f"Run its own way{about}, {cells(mine)}: {markdown_text(says)}." for (about, says), mine in found.items()
+    ] + ([OWN_WAY] if any(about for about, _ in found) else [])
 
 
 def findings(rows: list[dict[str, Any]]) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from db.record import NewResult, Provenance, loading_rows
 from db.scrub import scrub
-from runner import backends, machine, schema
+from runner import backends, machine, reservations, schema
 from runner.cell_stages import MEASUREMENT_VERSION
 from runner.cells import Cell
 from runner.checkpoints import CONFIG_DTYPES as DTYPE_WORDS
@@ -15,8 +15,6 @@ from runner.failures import Failure
 from runner.plan import Plan
 from runner.stages import StageRun
 
-# Search options that an export can carry.
-SEARCH = ("do_sample", "min_length", "no_repeat_ngram_size", "num_beams", "repetition_penalty")
 # A patch set's outcome in a word is the first of these that one of its changes has.
 STRONGEST_FIRST = ("failed", "applied", "present", "not_applicable")
 
@@ -68,11 +66,23 @@ def success(plan: Plan, measured: Measured, runs: Sequence[StageRun], seconds: f
     }
     inputs, noise = input_rows(plan, measured.prompts), noise_rows(plan, measured.noise)
     constants = constant_rows(plan, measured.constants)
+    settings, told_beside = [], []
+    if "candidate" in measured.metas:
+        stage = plan.stages["candidate"]
+        own = reservations.own_way(candidate, stage.inputs["backend"])
+        settings = reservations.settings_rows(stage.key, candidate.get("settings", ()))
+        values |= {"own_way": own["outcome"], "own_way_detail": own, "settings_key": stage.key if settings else None}
+        values["reservations"] = reservations.reservations(own, settings)
+        told_beside = reservations.findings(own, settings, candidate.get("findings", ()))
     values["noise_key"] = noise[0]["noise_key"] if noise else None
     values["constants_key"] = constants[0]["constants_key"] if constants else None
     result = new_result(values, plan, runs, seconds, compared["prompts"])
     told = findings(plan, measured, values)
-    return replace(result, findings=told, inputs=inputs, noise=noise, constants=constants, loading=measured.loading)
+    told += [{"kind": "warning", **warning} for warning in told_beside]
+    return replace(
+        result, findings=told, inputs=inputs, noise=noise, constants=constants, loading=measured.loading,
+        settings=settings,
+    )  # fmt: skip
 
 
 def findings(plan: Plan, measured: Measured, values: dict) -> list[dict]:
@@ -96,11 +106,6 @@ def findings(plan: Plan, measured: Measured, values: dict) -> list[dict]:
             asked = " (reference.compute_dtype)" if side == "reference" else ""
             evidence = f"the {side} loaded {DTYPE_WORDS.get(loaded, loaded)}{asked}, the files hold {files}"
             warnings.append({"prompt": None, "check": "loaded_dtype", "evidence": evidence})
-    asked, kept = (values["overridden"].get(side, {}) for side in ("reference", "candidate"))
-    if lost := {name: value for name, value in asked.items() if name in SEARCH and kept.get(name) != value}:
-        said = ", ".join(f"{name} {value}" for name, value in lost.items())
-        evidence = f"the checkpoint asks for {said}, and the export's genai_config.json does not"
-        warnings.append({"prompt": None, "check": "generation_config", "evidence": evidence})
     theirs = "export" if "export" in measured.metas else "candidate"
     sides = {side: measured.metas.get(side, {}).get("sliding_layers") for side in ("reference", theirs)}
     if None not in sides.values() and sides["reference"] != sides[theirs]:

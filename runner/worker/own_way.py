@@ -93,8 +93,9 @@ def beside(own: Generation, reference: str | None, out: str, **more) -> dict:
     reference: its folder, or None. The continuations of both sides over raw
     logits are there already.
     """
-    judged = judge(own, of_reference(reference), parted(own.prompt, reference, out))
-    content = save(own, out, **judged, **more)
+    theirs = of_reference(reference)
+    judged = judge(own, theirs, parted(own.prompt, reference, out))
+    content = save(own, out, reference=asdict(theirs) if theirs else None, **judged, **more)
     return {"own_way": {name: value for name, value in content.items() if name not in more}, **more}
 
 

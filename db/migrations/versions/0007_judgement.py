@@ -47,7 +47,21 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("commit"),
     )
     op.add_column("result", sa.Column("constants_wrong", sa.Integer(), nullable=True))
-    op.add_column("result", sa.Column("reservations", sa.JSON(), nullable=True))
+    for name, kind in (
+        ("reservations", sa.JSON()), ("settings_key", sa.Text()), ("own_way", sa.Text()), ("own_way_detail", sa.JSON()),
+    ):  # fmt: skip
+        op.add_column("result", sa.Column(name, kind, nullable=True))
+    op.create_table(
+        "generation_setting",
+        sa.Column("settings_key", sa.Text(), primary_key=True),
+        sa.Column("position", sa.Integer(), primary_key=True),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("reference", sa.Text(), nullable=True),
+        sa.Column("export", sa.Text(), nullable=True),
+        sa.Column("verdict", sa.Text(), nullable=False),
+        sa.Column("weight", sa.Text(), nullable=False),
+        sa.Column("says", sa.Text(), nullable=False),
+    )
     op.execute(
         "UPDATE result SET constants_wrong = (SELECT count(*) FROM constant_value"
         " WHERE constant_value.constants_key = result.constants_key"
