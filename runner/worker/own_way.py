@@ -152,8 +152,8 @@ def stops_elsewhere(own: Generation, reference: Generation) -> list[tuple[str, s
     shared = min(len(own.body), len(reference.body))
     if not own.stopped and reference.stopped and own.limit >= len(reference.tokens):
         passed = next((token for token in own.body if token in reference.end_tokens), None)
-        past = "" if passed is None else f", past the end token {passed}"
-        return [(NEVER_STOPS, f"{stopping(own)} where the reference {stopping(reference)}{past}")]
+        past = "" if passed is None else f" (it goes past the end token {passed})"
+        return [(NEVER_STOPS, f"{stopping(own)}{past} where the reference {stopping(reference)}")]
     if own.body[:shared] != reference.body[:shared] or len(own.body) == len(reference.body):
         return []
     how = f"{stopping(own)} where the reference {stopping(reference)}"

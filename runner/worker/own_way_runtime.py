@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,9 @@ import onnxruntime_genai as og
 import own_way
 from generation_settings import ids as end_ids
 from own_way import NOT_KNOWN, NOT_RUN, Generation
+
+FOLDERS = re.compile(r"(?<![\w.])/[^\s'\"]*/")
+MOST_ERROR = 200  # characters
 
 
 def run(model, config: dict, prompts: list[dict], templated: bool, max_new_tokens: int, capacity) -> Generation:
@@ -77,5 +81,6 @@ def rendered(tokenizer, prompt: dict, templated: bool) -> tuple[str, str, str]:
 
 
 def line(error: Exception) -> str:
-    """The first line of an error that says something."""
-    return next((text.strip() for text in str(error).splitlines() if text.strip()), type(error).__name__)[:200]
+    """The first line of an error that says something, without the folders in which files stand."""
+    said = next((text.strip() for text in str(error).splitlines() if text.strip()), type(error).__name__)
+    return FOLDERS.sub("", said)[:MOST_ERROR]

@@ -229,3 +229,26 @@ def test_failures_are_grouped_by_their_first_line(engine):
     assert [(g["count"], g["error"], g["builders"]) for g in groups] == [
         (2, "KeyError: 'rope_type'", "0.9.2, 0.10.0"), (1, "KeyError: other", "0.11.0"),
     ]  # fmt: skip
+
+
+def test_generation_settings_come_back_with_their_cell_and_an_own_way_beside(engine):
+    setting = {"settings_key": "c", "name": "eos_token_id", "reference": "[1]", "export": "7", "verdict": "differs"}
+    setting |= {"weight": "warning", "says": "why"}
+    settings = [setting | {"position": 0}, setting | {"position": 1, "name": "max_length", "weight": "note"}]
+    ran = {"prompt": "p", "ids": [2, 3], "tokens": [4, 1], "text": "a", "stopped": True, "rendered_by": "the runtime"}
+    way = {"says": "does not stop", "explained": False, "generation": ran, "reference": {**ran, "why": ""}}
+    for name in ("one", "two"):  # cells that share the artifact
+        _, (ident,) = record.begin_sweep(engine, ["a"], "1", [cell(model=name)])
+        values = {"settings_key": "c", "own_way": "never_stops", "own_way_detail": way}
+        record.record_result(engine, ident, replace(ok(prompt("p", 1, 1), **values), settings=settings), PATCH)
+        found = detail.cell_detail(engine, ident)
+        assert [(row["name"], row["weight"]) for row in found["settings"]] == [
+            ("eos_token_id", "warning"), ("max_length", "note"),
+        ]  # fmt: skip
+        export, reference = found["own way"]
+        assert (export["says"], export["prompt_ids"], export["tokens"]) == ("does not stop", 2, 2)
+        assert (reference["side"], reference["says"]) == ("reference", None)
+        assert found["result"]["own_way"] == "never_stops" and "own_way_detail" not in found["result"]
+    _, (ident,) = record.begin_sweep(engine, ["a"], "1", [cell(model="old")])
+    record.record_result(engine, ident, ok(prompt("p", 1, 1)), PATCH)
+    assert detail.cell_detail(engine, ident)["own way"] == detail.cell_detail(engine, ident)["settings"] == []

@@ -239,3 +239,21 @@ def test_multiples(value, text):
 
 def test_a_range_of_one_number_is_that_number():
     assert span(0.5, 0.5) == "0.5" and span(0.5, 1.0) == "0.5 – 1" and span(None, None) == ""
+
+
+def test_how_exports_run_their_own_way_is_told_with_their_cells():
+    ran = {"own_way": "same", "own_way_detail": {"says": "same text, stops", "explained": False}}
+    ran["own_way_detail"]["generation"] = {"prompt": "english"}
+    idle = {"own_way": "not_run", "own_way_detail": {"says": "not run: no loop", "explained": False}}
+    text = table(row(**ran), row(cell=8, **ran), row(cell=9, **idle), row(cell=10))
+    assert "Run its own way on prompt english, cells 7, 8: same text, stops." in text
+    assert "Run its own way, cell 9: not run: no loop." in text and text.count("transformers' generate()") == 1
+
+
+def test_an_export_that_does_not_stop_is_no_export_within_noise():
+    detail = {"says": "does not stop", "explained": False, "generation": {"prompt": "english"}}
+    finding = {"kind": "warning", "prompt": None, "check": "own_way", "evidence": "does not stop"}
+    said = {"own_way": "never_stops", "own_way_detail": detail, "reservations": ["run its own way it does not stop"]}
+    text = table(row(verdict="within_noise", findings=[finding], **said))
+    assert "| within noise; run its own way it does not stop |" in text
+    assert text.count("own_way: `does not stop`") == 1 and "Run its own way on" not in text
