@@ -116,6 +116,8 @@ def cut(rows: list[dict[str, Any]]) -> list[str]:
         " and what it is, right or wrong, is not known. Its tokens are compared all the same; a larger max_new_tokens"
         " shows the rest."
     ]
+
+
 def own_way(rows: list[dict[str, Any]]) -> list[str]:
     """How exports run the way a user runs them; a fault of it is a warning, and stands among the findings."""
     found: dict[tuple[str, str], list[int]] = {}
