@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Engine, func, select
 
 from db import builder_order, query
-from db.differences import Difference, differences, in_chunks, makings
+from db.differences import TELLING, Difference, differences, in_chunks, makings
 from db.engine import reading
 from db.findings import FINDING
 from db.models import FACTORS, VERDICTS, Cell, PromptResult, Result
@@ -177,6 +177,14 @@ class Cross:
     versions: tuple[str, str] | None
     decided: Sequence[str] = ()
 
+    def told(self) -> str:
+        """What else changed: what a reader asks for first by name, other packages by their number."""
+        named = [d for d in self.also if d.what.partition("'s ")[2] in ("", *TELLING)]
+        rest = len(self.also) - len(named)
+        said = [d.told() for d in named]
+        more = [f"{rest} {'other ' if said else ''}package{'s' * (rest != 1)}"] if rest else []
+        return " and ".join(filter(None, [", ".join(said), *more]))
+
 
 # What a change of builder is, however it is described.
 THE_BUILDER = ("builder", "builder sources", "builder's onnxruntime-genai", "noise floor")
@@ -212,9 +220,9 @@ def decide(engine: Engine, one: Mapping[str, Any], two: Mapping[str, Any], versi
         prompts = prompts_of(engine, [r["result"] for r in (row, own, other) if r["result"]])
         name = f"{builder['builder']} with transformers {version} (cell {row['cell']})"
         if not change_of(other, row, prompts):
-            said.append(f"{name} is as {other['builder']}: transformers makes the change, not the builder")
+            said.append(f"{name} is as {other['builder']}: the packages make the change, not the builder's own code")
         elif not change_of(own, row, prompts):
-            said.append(f"{name} is as {own['builder']} with its own: the builder makes the change")
+            said.append(f"{name} is as {own['builder']} with its own packages: the builder makes the change")
         else:
             said.append(f"{name} is as neither ({in_short(row)}): it decides nothing")
     return said

@@ -18,7 +18,6 @@ from reports.verdict_words import reserved
 
 CHANGED = "◀"
 ERROR_LENGTH = 48
-MOST_ALSO = 4
 MOST_LINES = 24  # columns that a reader can still take in
 
 
@@ -48,7 +47,7 @@ def cross_of(engine: Engine, cross: history.Cross) -> dict[str, Any]:
         command = shlex.join([*kept, *pair, f"patch={patch[0]}", *patch[1:]])
     return {
         "builders": [cross.before["builder"], cross.after["builder"]],
-        "also": [difference.told() for difference in cross.also],
+        "also": cross.told(),
         "decided": list(cross.decided),
         "command": command,
     }
@@ -99,9 +98,7 @@ def confounders(
         if not (cross := confounded.get(row["cell"])):
             continue
         one, two = cross["builders"]
-        also = ", ".join(cross["also"][:MOST_ALSO])
-        more = f" and {len(cross['also']) - MOST_ALSO} more" if len(cross["also"]) > MOST_ALSO else ""
-        what = f"{titles[row['line']]}, {one} → {two}: confounded, {also}{more} changed too."
+        what = f"{titles[row['line']]}, {one} → {two}: confounded, {cross['also']} changed too."
         if cross["decided"]:
             what += f" {'; '.join(cross['decided'])}."
         elif cross["command"]:

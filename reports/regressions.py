@@ -16,7 +16,6 @@ from reports.verdict_words import verdict_words
 
 # A multiple of the noise that has grown by more than this is worse, whatever the verdict.
 GROWN = 2.0
-MOST_ALSO = 4
 NAMES = (
     "model",
     "dtype",
@@ -45,7 +44,7 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], since: date | 
     confounded = history.crosses(engine, [row for line in lines.values() for row in line[-2:]])
     for row in found:
         cross = confounded.get(row["newest"]["cell"])
-        row["also"] = [difference.told() for difference in cross.also] if cross else []
+        row["also"] = cross.told() if cross else ""
         row["decided"] = list(cross.decided) if cross else []
     engine.dispose()
     newer = [row for row in found if since is None or row["day"] >= since.isoformat()]
@@ -123,11 +122,11 @@ def doubts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         if not row["order_known"]:
             texts.append(f"Nothing tells which of {names} is the newer: neither commits nor dates are known.")
         elif row["worse"] and row.get("also"):
-            also = markdown_text(", ".join(row["also"][:MOST_ALSO]))
+            also = markdown_text(row["also"])
             decided = (
                 markdown_text("; ".join(row["decided"])) or "`python -m reports history` has the cells that decide it"
             )
-            texts.append(f"Between {names} other packages changed too: {also}. {decided}.")
+            texts.append(f"Between {names} more than the builder changed: {also}. {decided}.")
     return texts
 
 

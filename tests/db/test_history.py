@@ -101,12 +101,12 @@ def test_a_change_with_other_packages_is_confounded_and_names_the_cross(engine, 
     assert "0.15.2 → 0.16.0: confounded, builder's transformers (4.57.6 / 5.13.0) changed too" in text
     assert "builder=0.15.2,0.16.0 builder.transformers=4.57.6,5.13.0" in text
     report = regressions.markdown(regressions.collect(str(tmp_path / "r.db"), {}))
-    assert "within noise → broken" in report and "other packages changed too: builder's transformers" in report
+    assert "within noise → broken" in report and "more than the builder changed: builder's transformers" in report
 
 
 @pytest.mark.parametrize(
     ("crossed", "said"),
-    [(510.0, "transformers makes the change, not the builder"), (0.6, "the builder makes the change")],
+    [(510.0, "the packages make the change, not the builder's own code"), (0.6, "the builder makes the change")],
 )
 def test_a_cell_of_the_cross_decides(engine, tmp_path, crossed, said):
     store(engine, ("0.15.2", "4.57.6", 0.5, ""), ("0.16.0", "5.13.0", 500.0, ""))
