@@ -11,6 +11,7 @@ from db.differences import makings
 from db.engine import open_database
 from db.findings import is_finding
 from db.output import markdown_code, markdown_table, markdown_text
+from db.reserved import hidden_constants
 from reports import commands, older
 from reports.notes import cut
 from reports.proof import factors, verdicts
@@ -95,11 +96,19 @@ def plain(design: Design, asked: Mapping[int, commands.Asked], configs: Mapping[
             }
             for v in found
         ],
-        "together": "" if design.confounded else verdicts.together(points, design.units, shares.of),
+        "together": "" if design.confounded else complete(points, design, shares.of, best),
         "shares": shares.told,
         "confirmed": design.confirmed,
         "command": command,
     }
+
+
+def complete(points: Mapping, design: Design, shares: Mapping[str, float], best: frozenset[str]) -> str:
+    """What the changes come to together; where a constant of the best export is wrong, that is part of it."""
+    said = verdicts.together(points, design.units, shares)
+    if best in design.rows and (hidden := hidden_constants(design.rows[best])):
+        return said.replace(verdicts.COMPLETE, f"{verdicts.COMPLETE}, and {hidden} that they do not show")
+    return said
 
 
 def bare(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from reports.proof.points import (
 
 Units = frozenset[str]
 NONE: Units = frozenset()
+COMPLETE = "complete, as far as these prompts show"
 PROVEN, CONTRIBUTES, NEEDED, MASKED = "proven", "contributes", "needed together", "masked"
 NO_EFFECT, WORSE, CONFOUNDED, NOT_ENOUGH = "no effect", "makes it worse", "confounded", "not enough cells"
 
@@ -233,7 +234,7 @@ def together(points: Mapping[Units, Point], changes: Sequence[str], shares: Mapp
     ordered = [change for change in changes if change in best]
     full, names = points[best], listed(ordered)
     whole = (
-        f"{names} together are within the noise ({told(full)}): complete, as far as these prompts show."
+        f"{names} together are within the noise ({told(full)}): {COMPLETE}."
         if full.within
         else f"{names} together leave {told(full)}: something else is wrong too."
     )

@@ -67,6 +67,23 @@ def test_changes_that_always_come_together_are_one(lab):
     assert words(designs()[0]) == {"fix": "proven"}
 
 
+@pytest.mark.parametrize(("wrong", "said"), [(0, "show."), (1, "show, and a constant is wrong that they do not show.")])
+def test_changes_are_complete_but_for_a_constant_that_no_prompt_shows(lab, wrong, said):
+    add, designs = lab
+    for changes, multiple in (("", 5e5), ("a", 500), ("b", 4e5)):
+        add(changes, multiple)
+    row = {
+        "constants_key": "k", "kind": "window", "what": "attention", "layers": [0], "reference": "16", "export": None,
+        "max_abs_diff": None, "positions": None, "says": "",
+    }  # fmt: skip
+    constants = [row | {"position": n, "verdict": verdict} for n, verdict in enumerate(["same"] + ["dropped"] * wrong)]
+    add("ab", 2, result=replace(measured(2), constants=constants))
+    (design,) = designs()
+    assert f"complete, as far as these prompts {said}" in design["together"]
+    verdicts = [line for line in proof.markdown({"designs": [design]}).splitlines() if "within noise" in line]
+    assert any("within noise on these prompts, and a constant is wrong" in line for line in verdicts) is bool(wrong)
+
+
 def test_a_change_that_was_there_already_is_the_baseline(lab):
     add, designs = lab
     add("", 500)
