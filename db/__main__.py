@@ -10,9 +10,10 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from db import detail, history, items, items_cli, output, query, sql
+from db import detail, history, items, output, query, sql
 from db import why as reasons
 from db.engine import DatabaseProblem, open_database
+from db.items import cli as items_cli
 from db.models import FACTORS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)

@@ -11,10 +11,12 @@ from db.engine import open_database
 from db.output import markdown_code, markdown_table, markdown_text
 from reports import older
 from reports.commands import patch_words, quoted
-from reports.table import cells, words
+from reports.table import cells, multiple, words
 
 ERROR_LENGTH = 80
 MOST_REASONS = 3
+NO_CLAIM = "no claim: no cell is held to it"
+WEAK = "weak: any such failure counts, since the claim gives no error_type or error_contains"
 
 
 def collect(db: str | None) -> dict[str, Any]:
@@ -22,7 +24,7 @@ def collect(db: str | None) -> dict[str, Any]:
     engine = open_database(db, create=False)
     judged = [items.judge(claim, items.newest_cells(engine, claim)) for claim in items.claim_rows(engine)]
     for claim in judged:
-        claim["commands"] = commands(claim["filters"]) if claim["missing"] else []
+        claim["commands"] = commands(claim["filters"]) if claim["missing"] or claim["unknown"] else []
     rows = items.item_rows(engine)
     remeasure = older.of_claims(engine, items.claim_rows(engine))
     engine.dispose()
@@ -41,7 +43,12 @@ def markdown(report: dict[str, Any]) -> str:
     parts = []
     if rows:
         body = [
-            [linked(row), markdown_text(row["what"]), dated(row), "; ".join(named(claim) for claim in row["claims"])]
+            [
+                linked(row),
+                markdown_text(row["what"]),
+                dated(row),
+                "; ".join(named(claim) for claim in row["claims"]) or NO_CLAIM,
+            ]
             for row in rows
         ]
         parts.append(markdown_table(["Item", "What", "State (date)", "Newest cells say"], body, markup=True))
@@ -82,15 +89,26 @@ def says(claim: Mapping[str, Any]) -> str:
     builders = ", ".join(builder for builder in claim["builders"] if builder != "none")
     where = f"{claim['verdict']} on {markdown_text(builders)}" if builders else claim["verdict"]
     stand_ins = [f"by the stand-in {name}" for name in claim["stand_ins"]]
-    if claim["verdict"] in (items.VERIFIED, items.PARTLY):
+    if claim["verdict"] in (items.VERIFIED, items.WEAKLY, items.PARTLY):
         count = len(claim["cells"])
         nonsense = [f"{claim['nonsense']} matches on nonsense"] if claim["nonsense"] else []
         but = [f"although {markdown_text(said)}" for said in claim.get("reservations", ())]
-        about = ", ".join([f"{count} cell{'s' * (count != 1)}", *nonsense, *stand_ins, *but])
+        about = ", ".join([f"{count} cell{'s' * (count != 1)}", *numbers(claim), *nonsense, *stand_ins, *but])
+        weak = f"; {WEAK} ({cells(claim['weak'])})" if claim["weak"] else ""
         more = f"; no cell yet for the rest: {run}" if claim["missing"] else ""
-        return f"{where}, {claim['day']} ({about}){more}"
+        return f"{where}, {claim['day']} ({about}){weak}{more}"
     held = f"; as claimed in {cells(claim['held'])}" if claim["held"] else ""
-    return f"{where}: {reasons(claim)}{''.join(f', {name}' for name in stand_ins)}{held}"
+    unknown = f"; not known: {cells(claim['unknown'])}, again: {run}" if claim["unknown"] else ""
+    return f"{where}: {reasons(claim)}{''.join(f', {name}' for name in stand_ins)}{held}{unknown}"
+
+
+def numbers(claim: Mapping[str, Any]) -> list[str]:
+    """What a claim's cells gave: the multiples of the noise, the identical texts, the failures."""
+    found = claim["multiples"]
+    least, most = (multiple(end) for end in (found[0], found[-1])) if found else ("", "")
+    told = [f"{least if least == most else f'{least} – {most}'} × noise"] if found else []
+    told += [f"identical {' and '.join(claim['identical'])}"] if claim["identical"] else []
+    return told + [markdown_text(cut(error)) for error in claim["errors"]]
 
 
 def reasons(claim: Mapping[str, Any]) -> str:

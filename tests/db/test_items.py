@@ -9,7 +9,8 @@ import yaml
 from typer.testing import CliRunner
 
 from db import engine as database
-from db import items, items_cli, query, record
+from db import items, query, record
+from db.items import cli as items_cli
 from db.models import FACTORS, now
 from db.record import NewResult, Provenance
 from runner import failures, paths
@@ -39,16 +40,25 @@ def number(value: float | None) -> dict:
 
 
 def prompt(
-    ratio: float | None = 2.0, identical: bool = True, answer: bool | None = True, verdict="within_noise"
+    ratio: float | None = 2.0,
+    identical: bool = True,
+    answer: bool | None = True,
+    verdict="within_noise",
+    name="p",
+    outcome="answer",
+    text="b",
 ) -> dict:
     return {
-        "prompt": "p", "steps": {}, "parting": None, "vocab": [8, 8], "matched_tokens": 2, "compared_tokens": 3,
+        "prompt": name, "steps": {}, "parting": None, "vocab": [8, 8], "matched_tokens": 2, "compared_tokens": 3,
         "metrics": dict.fromkeys(record.OF_THE_EXPORT, number(1.0)), "noise_floor": number(0.5 if ratio else None),
         "noise_ratio": number(ratio), "forced_noise_ratio": number(ratio), "reference_range": number(10.0),
         "verdict": verdict, "within_bands": True, "tokens_identical": identical, "sensible": answer,
-        "candidate_sensible": answer, "reference_outcome": "answer", "outcome": "answer",
-        "reference_text": "a", "candidate_text": "b",
+        "candidate_sensible": answer, "reference_outcome": "answer", "outcome": outcome,
+        "reference_text": "a", "candidate_text": text,
     }  # fmt: skip
+
+
+SENSIBLE_UNKNOWN = "sensible 0 of 1, the others not known (nothing expected, not decided, or cut)"
 
 
 def ran(engine, *prompts: dict, status: str = "ok", final: bool = True, factors=None, **values) -> int:
@@ -112,7 +122,18 @@ def test_an_item_is_described_on_its_first_use(engine):
         ("claims", {"filters": {"builder": 0.9}}, "put it in quotes"),
         ("claims", {"filters": {"builder": []}}, "list is empty"),
         ("claims", {"expect": {"identcal": "all"}}, "no expectation 'identcal'; did you mean identical"),
-        ("claims", {"expect": {"identical": 3}}, "allowed: all"),
+        ("claims", {"expect": {"identical": "most"}}, "'most' is no number of prompts; allowed: all, none, a whole"),
+        ("claims", {"expect": {"identical": {"from": 3, "to": 2}}}, "N not above M"),
+        ("claims", {"expect": {"sensible": {"form": 3}}}, "no key 'form'; did you mean from"),
+        ("claims", {"expect": {"error_type": "KeyError"}}, "is of a failure; add status: export_failed"),
+        ("claims", {"expect": {"multiple_at_least": 5, "multiple_at_most": 2}}, "least 5 is more than .* 2: no number"),
+        ("claims", {"expect": {"above": 5, "at_most": 2}}, "above 5 is more than at_most 2"),
+        ("claims", {"expect": {"diff_at_most": "x"}}, "'x' is no difference; allowed: a number"),
+        ("claims", {"expect": {"outcome": {"p": "wrng"}}}, "no outcome 'wrng'; did you mean wrong"),
+        ("claims", {"expect": {"outcome": "wrong"}}, "PROMPT: WORD pairs are wanted"),
+        ("claims", {"expect": {"text": "othr"}}, "no text 'othr'; did you mean other"),
+        ("claims", {"expect": {"text": {"p": {"is": "same"}}}}, "is: reference, is: other"),
+        ("claims", {"expect": {"text": {"p": {"has": "same"}}}}, "no key 'has'"),
         ("claims", {"expect": {"verdict": "within_nois"}}, "did you mean within_noise"),
         ("claims", {"expect": {"status": ["fine"]}}, "no status 'fine'"),
         ("claims", {"expect": {"at_most": "many"}}, "no multiple of the noise"),
@@ -206,6 +227,29 @@ def test_a_cell_that_was_left_off_does_not_hide_the_one_before(engine):
         ({"at_most": 9}, prompt(math.inf), "contradicted", "inf × noise, expected at most 9"),
         ({"above": 2}, prompt(2.0), "contradicted", "2 × noise, expected above 2"),
         ({"above": 2}, prompt(math.nan), "verified", ""),
+        ({"multiple_at_least": 1, "multiple_at_most": 3}, prompt(2.0), "verified", ""),
+        ({"multiple_at_least": 2.5}, prompt(2.0), "contradicted", "2 × noise, expected at least 2.5"),
+        ({"first_diff_at_most": 0.5}, prompt(), "contradicted", "1 at the first token, expected at most 0.5"),
+        ({"first_diff_at_least": 0.5, "diff_at_most": 2}, prompt(), "verified", ""),
+        ({"diff_at_least": 2}, prompt(), "contradicted", "1 at the largest step, expected at least 2"),
+        ({"identical": "none"}, prompt(), "contradicted", "identical 1 of 1, 3 tokens, expected 0"),
+        ({"identical": "none"}, prompt(identical=False), "verified", ""),
+        ({"identical": 1}, prompt(), "verified", ""),
+        ({"identical": {"from": 2}}, prompt(), "contradicted", "identical 1 of 1, 3 tokens, expected 2 to all"),
+        ({"identical": {"to": 1}}, prompt(), "verified", ""),
+        ({"sensible": "none"}, prompt(answer=False), "verified", ""),
+        ({"sensible": "none"}, prompt(answer=None), "undecided", SENSIBLE_UNKNOWN),
+        ({"sensible": {"from": 0, "to": 1}}, prompt(answer=None), "verified", ""),
+        ({"outcome": {"p": "wrong"}}, prompt(), "contradicted", "p: answer, expected wrong"),
+        ({"outcome": {"all": ["wrong", "answer"]}}, prompt(), "verified", ""),
+        ({"outcome": {"q": "wrong"}}, prompt(), "undecided", "no prompt q; there are: p"),
+        ({"text": "other"}, prompt(), "contradicted", "p: the reference's text"),
+        ({"text": "reference"}, prompt(identical=False), "contradicted", "p: not the reference's text"),
+        ({"text": {"p": "Rome"}}, prompt(text="It is Rome."), "verified", ""),
+        ({"text": {"p": "Rome"}}, prompt(text="Paris"), "contradicted", "p: it says 'Paris', expected 'Rome' in it"),
+        ({"text": {"p": {"contains": ["Rome", "Roma"]}}}, prompt(text="Roma."), "verified", ""),
+        ({"text": {"p": {"is": "other", "equals": "Rome"}}}, prompt(identical=False, text="Rome"), "verified", ""),
+        ({"text": {"all": {"equals": "Rome"}}}, prompt(), "contradicted", "p: it says 'b', expected 'Rome'"),
     ],
 )
 def test_each_expectation(engine, expect, cell, verdict, why):
@@ -219,15 +263,73 @@ def test_a_failure_contradicts_unless_it_is_expected(engine):
     found = judged(engine)
     assert (found["verdict"], found["why"]) == ("contradicted", "export_failed: KeyError: 'rope_type'")
     assert found["cells"] == [one]
-    assert judged(engine, {"status": "export_failed"})["verdict"] == "verified"
-    assert judged(engine, {"status": ["ok", "export_failed"], "above": 5})["verdict"] == "verified"
+
+
+@pytest.mark.parametrize(
+    ("more", "verdict", "why"),
+    [
+        ({}, "weakly verified", ""),
+        ({"error_type": "KeyError"}, "verified", ""),
+        ({"error_type": ["ValueError", "KeyError"]}, "verified", ""),
+        ({"error_contains": "rope_type"}, "verified", ""),
+        ({"error_type": "KeyError", "error_contains": ["rope_scaling", "rope_type"]}, "verified", ""),
+        ({"error_type": "ValueError"}, "contradicted", "export_failed: KeyError: 'rope_type', expected ValueError"),
+        ({"error_contains": "theta"}, "contradicted", "export_failed: KeyError: 'rope_type', expected 'theta' in it"),
+    ],
+)
+def test_a_claim_about_a_failure_says_which_or_is_weak(engine, more, verdict, why):
+    one = ran(engine, status="export_failed", error="'rope_type'", error_type="KeyError", failed_stage="export")
+    for status in ("export_failed", ["ok", "export_failed"]):
+        found = judged(engine, {"status": status, **more})
+        assert (found["verdict"], found["why"]) == (verdict, why)
+        assert found["weak"] == ([one] if verdict == "weakly verified" else [])
+        assert found["errors"] == ["KeyError: 'rope_type'"]
+    assert judged(engine, {"status": ["ok", "export_failed"], "above": 5, **more})["verdict"] == verdict
+    assert judged(engine, {"status": ["ok", "load_failed"], **more})["verdict"] == "contradicted"
+
+
+OF_THE_MOMENT = {
+    "no space": {"status": "export_failed", "error_type": "DiskFull", "error": "no space left while writing export"},
+    "SIGKILL": {"status": "killed", "signal": "SIGKILL", "error": "export was ended by SIGKILL"},
+    "MemoryError": {"status": "export_failed", "error_type": "MemoryError", "error": "MemoryError"},
+    "time-out": {"status": "timeout", "error": "export took longer than allowed and was ended"},
+}
+
+
+@pytest.mark.parametrize("cause", OF_THE_MOMENT)
+def test_a_failure_of_the_moment_neither_verifies_nor_contradicts_a_claim(engine, cause):
+    about = {**OF_THE_MOMENT[cause], "failed_stage": "export"}
+    one = ran(engine, final=False, **about)
+    for expect in (None, {"status": "export_failed"}, {"status": "export_failed", "error_type": "DiskFull"}):
+        found = judged(engine, expect)
+        assert (found["verdict"], found["unknown"]) == ("undecided", [one])
+        assert about["error"] in found["why"]
+    known = ran(engine, prompt())
+    ran(engine, final=False, **about)
+    found = judged(engine, {"identical": "all"})
+    assert (found["verdict"], found["cells"], found["unknown"]) == ("verified", [known], [])
+
+
+def test_an_end_that_is_no_exports_can_be_claimed_all_the_same(engine):
+    ran(engine, status="patch_failed", final=False, error="no anchor", failed_stage="overlay")
+    assert judged(engine, {"status": "patch_failed", "error_contains": "anchor"})["verdict"] == "verified"
+    assert judged(engine)["verdict"] == "undecided"
+
+
+def test_the_numbers_of_what_was_claimed_are_data(engine):
+    ran(engine, prompt(2.0))
+    ran(engine, prompt(5.0, identical=False), factors={"dtype": "bf16"})
+    found = judged(engine)
+    assert (found["multiples"], found["errors"]) == ([2.0, 5.0], [])
+    assert found["identical"] == ["1 of 1, 3 tokens", "0 of 1, 3 tokens"]
 
 
 @pytest.mark.parametrize(("status", "final"), [("env_failed", False), ("timeout", False), ("reference_failed", True)])
 def test_a_failure_that_is_no_finding_decides_nothing(engine, status, final):
     ran(engine, status=status, final=final, error="no network")
     found = judged(engine)
-    assert (found["verdict"], found["why"]) == ("undecided", f"{status}: no network")
+    more = " (not the export's)" if final else ""
+    assert (found["verdict"], found["why"]) == ("undecided", f"{status}: no network{more}")
 
 
 def test_one_cell_against_contradicts_and_the_others_are_named(engine):
@@ -270,6 +372,12 @@ def test_the_command_line(engine, file):
     (claim,) = items.claim_rows(engine)
     assert claim["filters"] == {"builder": ["1", "2"], "patch": ["a=b"]}
     assert claim["expect"] == {"status": ["ok"], "at_most": 10.0, "verdict": ["near_tie", "elevated"]}
+    deep = ["--expect", "identical.from=1", "--expect", "identical.to=4", "--expect", "text.p.contains=Rome"]
+    assert told(engine, "claim", "deep", "--what", "w", "--filter", "builder=1", *deep).exit_code == 0
+    kept = {claim["name"]: claim["expect"] for claim in items.claim_rows(engine)}["deep"]
+    assert kept == {"status": ["ok"], "identical": {"from": 1, "to": 4}, "text": {"p": {"contains": ["Rome"]}}}
+    assert "text.p.contains=Rome" in told(engine, "list", "--claims").output
+    assert told(engine, "claim", "c", "--what", "w", "--filter", "a=1", *deep, "--expect", "text=x").exit_code == 2
     assert [row["state"] for row in yaml.safe_load(told(engine, "list", "--format", "json").output)] == ["Merged"]
     assert "builder=1, 2" in told(engine, "list", "--claims").output
     states = yaml.safe_load(told(engine, "history", "#1", "--format", "json").output)

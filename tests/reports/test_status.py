@@ -17,7 +17,8 @@ def judged(verdict: str = "verified", **given) -> dict:
     base = {
         "name": "c", "item": "#1", "what": "it is right", "verdict": verdict, "cells": [3], "builders": ["0.14.1"],
         "day": "2026-11-29", "why": "", "held": [], "nonsense": 0, "stand_ins": [], "missing": 0, "commands": [],
-        "each": [{"cell": 3, "why": given.get("why", "")}], "filters": {},
+        "each": [{"cell": 3, "why": given.get("why", "")}], "filters": {}, "weak": [], "unknown": [],
+        "multiples": [], "identical": [], "errors": [],
     }  # fmt: skip
     return base | given
 
@@ -57,6 +58,31 @@ def test_each_verdict_in_its_words():
     )
     assert "(1 cell, 2 matches on nonsense, by the stand-in fake)" in status.says(
         judged(nonsense=2, stand_ins=["fake"])
+    )
+
+
+def test_what_was_measured_stands_beside_the_word():
+    found = {"multiples": [1.27, 465.2], "identical": ["5 of 5, 5–11 tokens"], "cells": [1, 2]}
+    assert status.says(judged(**found)) == (
+        "verified on 0.14.1, 2026-11-29 (2 cells, 1.3 – 465 × noise, identical 5 of 5, 5–11 tokens)"
+    )
+    assert "(1 cell, KeyError: 'rope_type')" in status.says(judged(errors=["KeyError: 'rope_type'"]))
+
+
+def test_a_failure_that_is_not_named_is_weak_and_never_simply_verified():
+    said = status.says(judged("weakly verified", weak=[3], errors=["KeyError: 'x'"]))
+    assert said.startswith("weakly verified on 0.14.1") and "error_type or error_contains (cell 3)" in said
+
+
+def test_an_item_without_a_claim_says_so():
+    line = status.markdown({"items": [item()], "claims": []}).split("\n")[2]
+    assert cells(line)[-1] == "no claim: no cell is held to it"
+
+
+def test_what_is_not_known_is_told_with_the_command_that_runs_it_again():
+    said = status.says(judged("undecided", why="killed: by SIGKILL", unknown=[3], commands=["python x"]))
+    assert said == (
+        "undecided on 0.14.1: killed: by SIGKILL, 2026-11-29 (cell 3); not known: cell 3, again: `python x`"
     )
 
 
@@ -115,3 +141,7 @@ def test_from_a_database(tmp_path):
     text = status.markdown(status.collect(str(tmp_path / "x.db")))
     assert f"c: contradicted on 1: export_failed: E: e, {now().date()} (cell {one})" in text
     assert "no cell yet: `python -m runner -m builder=9`" in text
+    _, (two,) = record.begin_sweep(engine, [], "1", [cell | {"patch": "none"}])
+    record.record_result(engine, two, NewResult({**values, "final": False, "error": "full"}), Provenance())
+    text = status.markdown(status.collect(str(tmp_path / "x.db")))
+    assert f"not known: cell {two}, again: `python -m runner -m builder=1 patch=none,fix`" in text

@@ -76,15 +76,19 @@ def claim(
     what: Annotated[str, typer.Option("--what", help="What is claimed, in a sentence.")],
     filter: Annotated[Pairs, typer.Option("--filter", help="factor=value; again for more values or factors.")] = None,
     expect: Annotated[
-        Pairs, typer.Option("--expect", help=f"name=value; names: {', '.join(items.EXPECTATIONS)}.")
+        Pairs,
+        typer.Option(
+            "--expect",
+            help=f"name=value, or name.key=value (identical.from=2, text.PROMPT.contains=X); names:"
+            f" {', '.join(items.EXPECTATIONS)}.",
+        ),
     ] = None,
     item: Annotated[Optional[str], typer.Option("--item", help="The key of the item that it is about.")] = None,
     db: Db = None,
 ) -> None:
     """Keep a claim: what the newest cells that its filters find are held to."""
     filters, expected = several(filter, "--filter"), several(expect, "--expect")
-    single = {key: values[0] if len(values) == 1 else values for key, values in expected.items()}
-    given = {"name": name, "what": what, "item": item, "filters": filters, "expect": single}
+    given = {"name": name, "what": what, "item": item, "filters": filters, "expect": nested(expected)}
     items.add_claim(open_database(db), given)
     print(f"{name} is kept")
 
@@ -100,6 +104,28 @@ def several(pairs: Pairs, option: str) -> dict[str, list[str]]:
     return found
 
 
-def pairs_of(values: dict[str, Any]) -> str:
-    told = {key: ", ".join(value) if isinstance(value, list) else value for key, value in values.items()}
-    return "; ".join(f"{key}={value}" for key, value in told.items())
+def nested(values: dict[str, list[str]]) -> dict[str, Any]:
+    """{"a": v, "b": {"c": v}} of {"a": [v], "b.c": [v]}: a list of one is its value. Errors: `typer.BadParameter`."""
+    found: dict[str, Any] = {}
+    for path, given in values.items():
+        *folders, last = path.split(".")
+        place = found
+        for folder in folders:
+            place = place.setdefault(folder, {})
+            if not isinstance(place, dict):
+                raise typer.BadParameter(f"{folder} has a value already; {path} asks for its inside")
+        if isinstance(place.get(last), dict):
+            raise typer.BadParameter(f"{last} has an inside already; {path} gives it a value")
+        place[last] = given[0] if len(given) == 1 else given
+    return found
+
+
+def pairs_of(values: dict[str, Any], above: str = "") -> str:
+    """What `nested` was made of, in words."""
+    told = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            told.append(pairs_of(value, f"{above}{key}."))
+        else:
+            told.append(f"{above}{key}={', '.join(map(str, value)) if isinstance(value, list) else value}")
+    return "; ".join(told)
