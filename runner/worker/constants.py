@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 
+import activations
 import constants_causes
 import constants_entry
 import constants_export
@@ -18,7 +19,11 @@ import constants_masks
 import constants_reference
 import constants_rope
 import constants_vectors
+import graph_operators
 import numpy as np
+import weights_compare
+import weights_export
+import weights_reference
 from constants_entry import ADDED, DIFFERS, DROPPED, ROUNDED, SAME, entry, merged, numbers, text, unread
 from constants_export import Export
 from constants_reference import Reference
@@ -49,11 +54,27 @@ def run(arguments: dict, out: str) -> dict:
             *embedding(reference, export),
             *logits(reference, export),
             *multipliers(reference, export),
+            *matrices(reference, export),
         ]
     )
     with open(os.path.join(out, "constants.json"), "w", encoding="utf-8") as file:
         json.dump({"constants": found}, file, indent=1, ensure_ascii=False)
     return {"findings": constants_entry.findings(found), "constants": len(found)}
+
+
+def matrices(reference: Reference, export: Export) -> list[dict]:
+    """Every weight matrix, what activations compute, and the operators of each layer."""
+    ours = weights_reference.read(reference.model)
+    theirs = weights_export.read(export.graph, export.nodes, export.layers)
+    # A layer that does not rotate, or looks through a window, is of another kind than one that does.
+    told = {layer: (item.rotation is None, item.window) for layer, item in reference.attention.items()}
+    kinds = {layer: f"{kind} {told.get(layer)}" for layer, kind in ours.kinds.items()}
+    return [
+        *weights_compare.entries(ours, theirs, export.layers),
+        *weights_compare.expert_entries(ours, theirs, export.layers),
+        *activations.entries(ours, theirs, export.layers),
+        *graph_operators.entries(export.nodes, kinds, export.layers),
+    ]
 
 
 def depth(reference: Reference, export: Export) -> list[dict]:

@@ -28,9 +28,12 @@ KINDS = {
     "bias": "bias",
     "multiplier": "multiplier",
     "vector": "vector",
+    "weight": "weight",
+    "activation": "activation",
+    "operators": "operators",
 }
 # Kinds of many values, whose entries do not show by how much they differ.
-ARRAYS = ("rope", "norm_weight", "norm_bias", "bias", "sinks", "vector")
+ARRAYS = ("rope", "norm_weight", "norm_bias", "bias", "sinks", "vector", "weight")
 # A few steps of fp32.
 FEW_STEPS = 1e-6
 

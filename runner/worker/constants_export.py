@@ -105,6 +105,8 @@ class Export:
     multipliers: dict[int, list[np.ndarray]] = field(default_factory=dict)
     opaque: set[int | None] = field(default_factory=set)
     clips: set[int | None] = field(default_factory=set)  # layers that clip something
+    nodes: list[onnx_ir.Node] = field(default_factory=list)  # those that are used, in the graph's order
+    graph: onnx_ir.Graph | None = None
     embedding_scale: np.ndarray | str = "no embedding in the graph"
     embedding_rows: np.ndarray | None = None  # the first few, in their own dtype; None of one that is quantised
     config: dict = field(default_factory=dict)  # genai_config.json
@@ -120,7 +122,7 @@ def read(folder: str) -> Export:
     nodes = live(graph)
     inside = [layer_of(node) for node in nodes if "final_norm" not in (node.name or "")]
     layers = 1 + max((layer for layer in inside if layer is not None), default=-1)
-    found = Export(layers, dtype_of(graph), config=config)
+    found = Export(layers, dtype_of(graph), config=config, nodes=nodes, graph=graph)
     for node in nodes:
         layer = layer_of(node)
         if node.op_type in ("Clip", "Min", "Max"):

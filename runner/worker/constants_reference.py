@@ -68,6 +68,7 @@ class Reference:
     biases: dict[tuple[int | None, str], np.ndarray] = field(default_factory=dict)
     vectors: dict[tuple[int | None, str], np.ndarray] = field(default_factory=dict)
     multipliers: dict[int, tuple[float, list[float]] | str] = field(default_factory=dict)
+    model: torch.nn.Module | None = None  # for what is compared matrix by matrix
     clip: float | str | None = None  # of queries, keys and values, to both sides of 0
     embedding_rows: np.ndarray | None = None  # the first few, fp32
     embedding_scale: float | str = ""
@@ -86,11 +87,13 @@ def measure(folder: str) -> Reference:
     found = Reference(
         len(layers), getattr(config, "max_position_embeddings", None), getattr(config, "layer_types", None)
     )
+    found.model = model
     watch = Watch(model, prefix, layers)
     watch.run()
     found.attention = watch.attention
     found.norms = [Norm(layer, role, measured(module, width)) for module, (layer, role, width) in watch.norms.items()]
     found.logits = watch.logits
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, parameter in model.named_parameters():
         owner, _, leaf = name.rpartition(".")
         if parameter.ndim == 1 and model.get_submodule(owner) not in watch.norms:
@@ -102,6 +105,9 @@ def measure(folder: str) -> Reference:
                 found.biases[(layer, owner.rpartition(".")[2])] = values
             else:
                 found.vectors[(layer, leaf)] = values
+    for name, values in model.state_dict().items():  # buffers that files hold: the bias that experts are chosen by
+        if values.ndim == 1 and values.numel() > 1 and values.is_floating_point() and name not in parameters:
+            found.vectors[(layer_in(name, prefix), name.rpartition(".")[2])] = values.float().numpy()
     found.embedding_scale = embedding_scale(model, layers)
     found.embedding_rows = model.get_input_embeddings().weight[:ROWS].detach().float().numpy()
     found.clip = clip_probe.measure(model, lambda note: watching_values(layers, note))
