@@ -8,6 +8,7 @@ matrix at a time is read, some rows of it at once.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import weights_export
@@ -112,6 +113,15 @@ def more(layer: int | None, held: Held, wanted: list[Wanted]) -> dict:
 def missing(item: Wanted, open_: list[Held], why: list[str]) -> dict:
     """A matrix that was not found among its layer's."""
     said = f"{list(item.shape)}"
+    there = [other for other in open_ if other.place == item.place]
+    if len(there) == 1:
+        theirs = there[0].part.shape
+        if theirs == item.shape[::-1] and fits(replace(item, tensor=item.tensor.T), there[0].part):
+            open_.remove(there[0])
+            return entry(
+                "weight", item.what, item.layer, said, f"{list(theirs)}", DIFFERS, f"{item.what} is transposed"
+            )
+        return unread("weight", item.what, item.layer, said, f"the export's has the shape {list(theirs)}")
     if why:
         return unread("weight", item.what, item.layer, said, f"not found; the export has more: {why[0]}")
     if open_:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
-from lab import ENVIRONMENTS, shipped_changes, wheel_sources
+from exports import FAULTS, python_with, run
+from lab import shipped_changes, wheel_sources
 
 from runner import patches, paths
 
@@ -39,29 +37,6 @@ CONFIGS = {
     | PINNED.get(name, {})
     for name in (*RIGHT, "nemotron", "olmo", "mistral")
 }
-FAULTS = {"differs", "dropped", "added"}
-
-EXPORT = """
-import json, os, sys
-import export
-
-def exported(overlay, checkpoint, out, precision="fp32"):
-    back, work = os.getcwd(), out + "-work"
-    os.makedirs(out)
-    os.makedirs(work)
-    os.chdir(work)
-    try:
-        export.run({"overlay": overlay, "checkpoint": checkpoint, "precision": precision, "execution_provider": "cpu",
-                    "extra_options": {}}, out)
-    finally:
-        os.chdir(back)
-    sys.path.remove(overlay)
-    for name, module in list(sys.modules.items()):  # another overlay has modules of the same names
-        if (getattr(module, "__file__", None) or "").startswith(overlay):
-            del sys.modules[name]
-    return out
-"""
-
 OLD = """
 exported(sys.argv[1], sys.argv[2], os.path.abspath("old"))
 print("null")
@@ -213,25 +188,6 @@ checkpoint.run({"source": made("llama"), "dtype": "stored", "layers": 2, "text_o
 check("cut", made("llama"), exported(sources["all"], cut, os.path.abspath("llama-cut-export")))
 print(json.dumps(found))
 """
-
-
-def python_with(transformers: str) -> Path:
-    """An interpreter of the project's own environments; the fixture `rope` has made one with 4 and one with 5."""
-    for stamp in sorted(ENVIRONMENTS.glob("*/ready.json")):
-        packages = json.loads(stamp.read_text(encoding="utf-8"))["packages"]
-        if packages.get("transformers", "").startswith(transformers) and "onnxruntime-genai" in packages:
-            return stamp.parent / "bin" / "python"
-    raise AssertionError(f"no environment has transformers {transformers}")
-
-
-def run(python: Path, script: str, folder: Path, *arguments: object):
-    """The JSON that a script prints last; the worker's modules and EXPORT are at hand."""
-    done = subprocess.run(
-        [python, "-c", EXPORT + script, *map(str, arguments)], cwd=folder, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(paths.PROJECT / "runner" / "worker"), "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
