@@ -139,13 +139,14 @@ def constants(
     dtype: Dtype = None,
     sweep: OneSweep = None,
     every: Annotated[bool, typer.Option("--every", help="A row for each constant of each cell.")] = False,
+    left: Annotated[bool, typer.Option("--uncompared", help="What could not be compared, by cell.")] = False,
     out: Out = None,
     format: Format = "md",
     db: Db = None,
 ) -> None:
     """What exports hold beside what transformers computes; of the latest sweep where none is asked for."""
     filters = chosen(model=model, builder=builder, patch=patch, dtype=dtype)
-    write(constants_report, constants_report.collect(db, filters, sweep, every), format, out)
+    write(constants_report, constants_report.collect(db, filters, sweep, every, left), format, out)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from sqlalchemy import Engine
 from db import detail, query
 from db.engine import open_database
 from db.output import markdown_table, markdown_text, runs
-from reports import notes, older
+from reports import notes, older, uncompared
 from reports.sweep import ALWAYS, failure_text, with_stored
 from reports.table import NAMES, cells, number, shown_names
 
@@ -24,15 +25,20 @@ TITLES = {
     "embedding_scale": "Embedding scale", "attention_scale": "Attention scale", "soft_cap": "Soft caps",
     "window": "Sliding window", "clip": "Clip", "sinks": "Sinks", "logit_scale": "Logit scale",
     "logit_soft_cap": "Logit soft cap", "bias": "Biases", "multiplier": "Multipliers", "vector": "Other vectors",
+    "weight": "Weights", "activation": "Activations", "operators": "Operators",
 }  # fmt: skip
 MOST_ORIGINS = 4
+MOST_MATRICES = 8
 # Factors that no constant depends on.
 ELSEWHERE = ("runtime", "prompts", "max_new_tokens", "threads")
 ALL_COLUMNS = ("kind", "what", "layers", "reference", "export", "max_abs_diff", "verdict", "says")
 
 
-def collect(db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | None, every: bool) -> dict[str, Any]:
-    """The report as data: {"rows": a dict a cell with its "constants", "every": whether each has a row of its own}.
+def collect(
+    db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | None, every: bool, left: bool = False
+) -> dict[str, Any]:
+    """The report as data: {"rows": a dict a cell with its "constants", "every": whether each has a row of its own,
+    "uncompared": whether only those are shown that could not be compared}; left: the last of these.
 
     Errors: `query.NotInDatabase`.
     """
@@ -43,7 +49,7 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | N
     rows = with_constants(engine, notes.with_findings(engine, rows))
     remeasure = older.lines(engine, rows, shown=True)
     engine.dispose()
-    return {"rows": rows, "every": every, "remeasure": remeasure}
+    return {"rows": rows, "every": every, "uncompared": left, "remeasure": remeasure}
 
 
 def with_constants(engine: Engine, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -58,6 +64,8 @@ def markdown(report: dict[str, Any]) -> str:
     compared = [row for row in rows if row["constants"]]
     if not rows:
         return "No cells: run `python -m runner action=constants` first."
+    if report["uncompared"]:
+        return uncompared.markdown(compared)
     if report["every"]:
         return "\n\n".join(every_constant(row) for row in compared) or "No constants were compared."
     columns = columns_of(compared)
@@ -92,9 +100,9 @@ def measured(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
         by_column.setdefault(column_of(constant), []).append(constant)
     positions = max((c["positions"] or 0 for c in row["constants"]), default=0)
     wrong = [c for c in row["constants"] if c["verdict"] in WRONG]
-    unread = sum(c["verdict"] == "unread" for c in row["constants"])
-    said = f"{len(wrong)} of {len(row['constants'])} wrong" if wrong else f"{len(row['constants']) - unread} right"
-    said += f", {unread} unread" if unread else ""
+    unread, total = len(uncompared.unread(row)), len(row["constants"])
+    said = f"{len(wrong)} of {total} kinds wrong" if wrong else f"{total - unread} of {total} kinds right"
+    said += f", {unread} not compared" if unread else ""
     return [f"{positions:,}" if positions else "", *(entry(by_column.get(column, [])) for column in columns), said]
 
 
@@ -104,7 +112,11 @@ def entry(constants: Sequence[Mapping[str, Any]]) -> str:
     for word in ("dropped", "added"):
         if word in verdicts:
             return word
-    known = [constant["max_abs_diff"] for constant in constants if constant["max_abs_diff"] is not None]
+    wrong = [constant for constant in constants if constant["verdict"] in WRONG]
+    # Of whole numbers in blocks what is off by their steps is right.
+    if not wrong and any(constant["verdict"] == "rounded" and "steps" in constant["says"] for constant in constants):
+        return "within steps"
+    known = [c["max_abs_diff"] for c in wrong or constants if c["max_abs_diff"] is not None]
     if known:
         return number(max(known))
     if "differs" in verdicts:
@@ -130,18 +142,40 @@ def below(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> list[str]:
         for text in told(row):
             wrong.setdefault(text, []).append(row["cell"])
     lines += [f"{cells(mine).capitalize()}: {markdown_text(text)}." for text, mine in wrong.items()]
+    left = uncompared.lines(rows)
+    lines += [f"Not compared, {cells(mine)}: {markdown_text(text)}." for text, mine in left.items()]
     return lines + notes.failures([dict(row) for row in rows])
 
 
 def told(row: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a cell's constants, in words: what is said alike of several is said once."""
+    """What is wrong with a cell's constants, in words: what is said alike of several is said once.
+
+    Of matrices no more than `MOST_MATRICES` are told, those that differ most.
+    """
     found: dict[tuple[str, str], dict[str, None]] = {}
-    for constant in row["constants"]:
-        if constant["verdict"] in WRONG:
-            values = f"{constant['reference']} in transformers, {constant['export']} in the export"
-            where = found.setdefault((constant["kind"], constant["says"] or values), {})
-            where[constant["what"]] = None
-    return [f"{TITLES[kind]} ({', '.join(where)}): {says}" for (kind, says), where in found.items()]
+    wrong = [constant for constant in row["constants"] if constant["verdict"] in WRONG]
+    matrices = sorted((c for c in wrong if c["kind"] == "weight"), key=lambda c: -(c["max_abs_diff"] or math.inf))
+    alike = list(dict.fromkeys(constant["says"] for constant in matrices))
+    cut = set(alike[MOST_MATRICES:]) if len(alike) > MOST_MATRICES + 1 else set()
+    for constant in wrong:
+        if constant["kind"] == "weight" and constant["says"] in cut:
+            continue
+        values = f"{constant['reference']} in transformers, {constant['export']} in the export"
+        where = found.setdefault((constant["kind"], constant["says"] or values), {})
+        where[place(constant)] = None
+    said = [f"{TITLES[kind]} ({', '.join(where)}): {says}" for (kind, says), where in found.items()]
+    if cut:
+        more = sum(constant["says"] in cut for constant in matrices)
+        said.append(f"{TITLES['weight']}: {more} more differ; `python -m db constants {row['cell']}` lists them")
+    return said
+
+
+def place(constant: Mapping[str, Any]) -> str:
+    """What a constant is of; of a matrix, an activation or operators also in which layers."""
+    what, layers = constant["what"], constant["layers"]
+    if constant["kind"] not in ("weight", "activation", "operators") or not layers:
+        return what
+    return f"layer {layers[0]}'s {what}" if len(layers) == 1 else f"{what} in layers {runs(layers)}"
 
 
 def every_constant(row: Mapping[str, Any]) -> str:

@@ -25,6 +25,10 @@ BUILDS = {
 }  # fmt: skip
 # Warnings, beside constants that are wrong, that say why logits may differ.
 TELLING = ("cast_overflow", "constants", "remote_code")
+RIGHT = (
+    "every constant, weight and activation that was compared is right:"
+    " `python -m reports constants --uncompared` lists what was not"
+)
 
 
 def collect(db: str | None, sweep: str | None) -> dict[str, Any]:
@@ -101,4 +105,4 @@ def why(row: dict[str, Any]) -> list[str]:
     said = wrong + [f"{f['check']}: {f['evidence']}" for f in row["findings"] if f["check"] in TELLING]
     if said or right(row):
         return said
-    return ["every constant is right: look at the operators"] if row["constants"] else []
+    return [RIGHT] if row["constants"] else []

@@ -22,6 +22,7 @@ import constants_vectors
 import graph_operators
 import numpy as np
 import weights_compare
+import weights_experts
 import weights_export
 import weights_reference
 from constants_entry import ADDED, DIFFERS, DROPPED, ROUNDED, SAME, entry, merged, numbers, text, unread
@@ -71,7 +72,7 @@ def matrices(reference: Reference, export: Export) -> list[dict]:
     kinds = {layer: f"{kind} {told.get(layer)}" for layer, kind in ours.kinds.items()}
     return [
         *weights_compare.entries(ours, theirs, export.layers),
-        *weights_compare.expert_entries(ours, theirs, export.layers),
+        *weights_experts.entries(ours, theirs, export.layers),
         *activations.entries(ours, theirs, export.layers),
         *graph_operators.entries(export.nodes, kinds, export.layers),
     ]

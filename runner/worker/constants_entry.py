@@ -34,6 +34,8 @@ KINDS = {
 }
 # Kinds of many values, whose entries do not show by how much they differ.
 ARRAYS = ("rope", "norm_weight", "norm_bias", "bias", "sinks", "vector", "weight")
+# Of matrices that differ so many are told one by one in a row's warnings, those that differ most.
+MOST_MATRICES = 8
 # A few steps of fp32.
 FEW_STEPS = 1e-6
 
@@ -142,7 +144,19 @@ def findings(found: Iterable[dict]) -> list[dict]:
         if item["verdict"] in FAULTS:
             alone = item["what"] if item["says"].startswith(item["what"]) else ""
             alike.setdefault((item["kind"], item["says"], alone), []).append(item)
-    return [finding(items[0] if len(items) == 1 else joined(items)) for items in alike.values()]
+    told = [items[0] if len(items) == 1 else joined(items) for items in alike.values()]
+    matrices = sorted((item for item in told if item["kind"] == "weight"), key=largest_first)
+    rest = matrices[MOST_MATRICES:] if len(matrices) > MOST_MATRICES + 1 else []
+    said = [finding(item) for item in told if not any(item is other for other in rest)]
+    if rest:
+        evidence = f"{len(rest)} more differences of weights: `python -m db constants CELL` lists them"
+        said.append({"prompt": None, "check": "constant", "evidence": evidence})
+    return said
+
+
+def largest_first(item: dict) -> float:
+    diff = item["max_abs_diff"]
+    return -diff if diff is not None else float("-inf")
 
 
 def joined(items: list[dict]) -> dict:

@@ -8,7 +8,7 @@ from collections import Counter
 import graph_walk
 import onnx_ir
 from constants_entry import DIFFERS, SAME, entry, spans, unread
-from constants_export import ATTENTION, NORMS, layer_of
+from constants_export import ATTENTION, NORMS, layer_of, projection
 
 # Operators whose numbers the other kinds compare, or that only move numbers and add them.
 COMPARED = {
@@ -89,9 +89,8 @@ def order(nodes: list[onnx_ir.Node], layers: int) -> list[dict]:
     for node, runs_in in graph_walk.misplaced(nodes):
         layer = layer_of(node)
         if layer < layers:
-            found.append(
-                entry("operators", "order", layer, None, node.name, DIFFERS, f"{node.name} runs in layer {runs_in}")
-            )
+            said = f"runs in layer {runs_in}"
+            found.append(entry("operators", projection(node), layer, None, node.name, DIFFERS, said))
     return found
 
 

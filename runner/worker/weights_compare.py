@@ -118,16 +118,14 @@ def missing(item: Wanted, open_: list[Held], why: list[str]) -> dict:
         theirs = there[0].part.shape
         if theirs == item.shape[::-1] and fits(replace(item, tensor=item.tensor.T), there[0].part):
             open_.remove(there[0])
-            return entry(
-                "weight", item.what, item.layer, said, f"{list(theirs)}", DIFFERS, f"{item.what} is transposed"
-            )
+            return entry("weight", item.what, item.layer, said, f"{list(theirs)}", DIFFERS, "is transposed")
         return unread("weight", item.what, item.layer, said, f"the export's has the shape {list(theirs)}")
     if why:
         return unread("weight", item.what, item.layer, said, f"not found; the export has more: {why[0]}")
     if open_:
         shapes = ", ".join(f"{other.place} {list(other.part.shape)}" for other in open_[:3])
         return unread("weight", item.what, item.layer, said, f"not found; what is left of the export's: {shapes}")
-    return entry("weight", item.what, item.layer, said, None, DROPPED, f"{item.what} is used nowhere in the export")
+    return entry("weight", item.what, item.layer, said, None, DROPPED, "used nowhere in the export")
 
 
 def fits(item: Wanted, part: Part) -> bool:
@@ -172,18 +170,3 @@ def head(ours: weights_reference.Weights, theirs: weights_export.Weights) -> lis
         " the export's head is the embedding, the reference's head is the file's lm_head.weight"
     )
     return [entry("weight", "lm_head, tied", None, "lm_head.weight", "embed_tokens", DIFFERS, said)]
-
-
-def expert_entries(ours: weights_reference.Weights, theirs: weights_export.Weights, layers: int) -> list[dict]:
-    """The matrices and biases of mixtures of experts."""
-    found = []
-    held = {item.layer: item for item in theirs.experts}
-    for mixture in ours.experts:
-        if mixture.layer is not None and mixture.layer >= layers:
-            continue
-        other = held.get(mixture.layer)
-        if other is None:
-            found.append(unread("weight", mixture.what, mixture.layer, None, "no operator of experts was found"))
-        else:
-            found += weights_why.experts(mixture, other)
-    return found

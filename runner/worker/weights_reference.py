@@ -40,6 +40,10 @@ class Wanted:
         """Rows as fp32 [n, columns]."""
         return self.tensor[first:end].detach().float().numpy()
 
+    def columns(self, first: int, end: int) -> np.ndarray:
+        """Columns as fp32 [n, rows]."""
+        return self.tensor.T[first:end].detach().float().numpy()
+
     def rows(self, first: int, end: int, what: str = "", place: str = "") -> Wanted:
         return Wanted(self.layer, what or self.what, place or self.place, self.tensor[first:end])
 

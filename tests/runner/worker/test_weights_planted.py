@@ -118,6 +118,20 @@ def other_inputs(graph):
     gate.replace_input_with(1, other)
     up.replace_input_with(1, one)
 
+def crossed(graph):
+    # The nodes of two layers' MLPs change places, with all that they hold.
+    for m in ("gate", "up"):
+        one, other = (node(graph, f"{n}/mlp/{m}_proj/MatMul") for n in (1, 2))
+        first, second = one.inputs[0], other.inputs[0]
+        one.replace_input_with(0, second)
+        other.replace_input_with(0, first)
+    one, other = (node(graph, f"{n}/mlp/down_proj/MatMul").outputs[0] for n in (1, 2))
+    uses = [(consumer, at, value) for value, new in ((one, other), (other, one)) for consumer in list(value.consumers())
+            for at, item in enumerate(consumer.inputs) if item is value]
+    for consumer, at, value in uses:
+        consumer.replace_input_with(at, other if value is one else one)
+    graph.sort()
+
 def left_out(graph):
     # A layer without its activation.
     gone = node(graph, "3/mlp/act_fn/Mul")
@@ -143,6 +157,7 @@ planted("doubled", "mistral", values(weight(1, "mlp.down_proj"), lambda old: old
 planted("keys and values", "mistral", values(weight(0, "attn.qkv_proj"),
         lambda old: np.concatenate([old[:, :128], old[:, 192:], old[:, 128:192]], axis=1)))
 planted("gate and up", "mistral", other_inputs)
+planted("crossed", "mistral", crossed)
 planted("left out", "mistral", left_out)
 planted("exact gelu", "gemma2", exact_gelu)
 planted("relu", "gemma2", one_relu)
@@ -204,16 +219,16 @@ def test_a_right_export_has_every_matrix(found, name):
 @pytest.mark.parametrize(
     "name, expected",
     {
-        "transposed": [("weight", "o_proj", [1], "o_proj is transposed")],
-        "reversed": [("weight", "up_proj", [2], "up_proj has its rows in reverse")],
-        "order": [("weight", "up_proj", [2], "up_proj has its rows in another order")],
-        "doubled": [("weight", "down_proj", [1], "down_proj is 2 times the checkpoint's")],
+        "transposed": [("weight", "o_proj", [1], "is transposed")],
+        "reversed": [("weight", "up_proj", [2], "has its rows in reverse")],
+        "order": [("weight", "up_proj", [2], "has its rows in another order")],
+        "doubled": [("weight", "down_proj", [1], "is 2 times the checkpoint's")],
         "keys and values": [
-            ("weight", "k_proj", [0], "k_proj holds v_proj"), ("weight", "v_proj", [0], "v_proj holds k_proj"),
+            ("weight", "k_proj", [0], "holds v_proj"), ("weight", "v_proj", [0], "holds k_proj"),
         ],
         "gate and up": [
-            ("weight", "gate_proj", [1], "gate_proj holds up_proj"),
-            ("weight", "up_proj", [1], "up_proj holds gate_proj"),
+            ("weight", "gate_proj", [1], "holds up_proj"),
+            ("weight", "up_proj", [1], "holds gate_proj"),
         ],
         "exact gelu": [("activation", "activation", [0, 1, 2, 3, 4, 5], "gelu instead of gelu_tanh")],
     }.items(),
@@ -224,7 +239,7 @@ def test_a_planted_fault_is_named(found, name, expected):
 
 def test_mlps_of_two_layers_that_are_swapped(found):
     expected = [
-        ("weight", f"{m}_proj", [one], f"{m}_proj holds layer {other}'s {m}_proj")
+        ("weight", f"{m}_proj", [one], f"holds layer {other}'s {m}_proj")
         for m in ("down", "gate", "up")
         for one, other in ((1, 2), (2, 1))
     ]
@@ -234,9 +249,11 @@ def test_mlps_of_two_layers_that_are_swapped(found):
 def test_rows_and_values_that_differ_are_told(found):
     ((kind, what, layers, says),) = faults(found["zeroed"])
     assert (kind, what, layers) == ("weight", "lm_head", None)
-    assert says.startswith("lm_head is zero in row 17 of ") and ": largest " in says
+    assert says.startswith("is zero in row 17 of ") and ": largest " in says
     ((_, what, layers, says),) = faults(found["one value"])
-    assert (what, layers) == ("down_proj", [0]) and "differs in row 3 of " in says and says.endswith("at [3, 5]")
+    assert (
+        (what, layers) == ("down_proj", [0]) and says.startswith("differs in row 3 of ") and says.endswith("at [3, 5]")
+    )
     ((_, what, _, says),) = faults(found["nan"])
     assert what == "down_proj" and says.endswith("at [3, 5]")
 
@@ -246,7 +263,8 @@ def test_matrices_that_were_rounded_on_the_way(found):
     assert {what for _, what, *_ in said} == {
         "embed_tokens", "lm_head", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
     }  # fmt: skip
-    assert all(says == f"{what} rounded to float16" for _, what, _, says in said)
+    assert {says for *_, says in said} == {"rounded to float16"}
+    assert len(found["halved"]["findings"]) == 1
 
 
 def test_an_activation_of_one_layer(found):
@@ -255,6 +273,11 @@ def test_an_activation_of_one_layer(found):
     assert ("operators", "operators", [2]) in [item[:3] for item in said]
     said = faults(found["left out"])
     assert [item[2] for item in said if item[0] == "operators"] == [[3]]
+
+
+def test_weights_that_run_in_another_layer_than_their_own(found):
+    said = [item for item in faults(found["crossed"]) if item[3].startswith("runs")]
+    assert said == [("operators", f"{m}_proj", [1], "runs in layer 2") for m in ("gate", "up", "down")]
 
 
 def test_experts_in_another_order(found):
@@ -268,12 +291,12 @@ def test_quantised_values_beyond_their_step(found):
         ((_, what, layers, says),) = faults(found[name])
         assert (what, layers) == ("up_proj", [1]), says
     ((*_, says),) = faults(found["packed"])
-    assert says.startswith("up_proj is zero in row 7 of ")
+    assert says.startswith("is zero in row 7 of ")
 
 
 def test_a_tied_head_beside_another_one_in_the_file(found):
     said = {what: says for _, what, _, says in faults(found["other head"])}
-    assert said["lm_head"] == "lm_head holds embed_tokens"
+    assert said["lm_head"] == "holds embed_tokens"
     assert (
         "the export's head is the embedding, the reference's head is the file's lm_head.weight" in said["lm_head, tied"]
     )
