@@ -12,10 +12,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
 
-from runner import checkpoints, hashing, overlays, schema
+from runner import checkpoints, code_digest, hashing, overlays, schema
 from runner.environments import Resolution
 
-# Raise a stage's number when its output changes for the same inputs.
+# Raise a stage's number when its output changes for the same inputs; `code_digest` says where its code has changed.
 VERSIONS = {
     "checkpoint": 5, "prompts": 5, "reference": 5, "noise": 3, "export": 4, "constants": 4, "candidate": 4,
     "compare": 5,
@@ -60,6 +60,12 @@ class Stage:
     @cached_property
     def key(self) -> str:
         return hashing.of_value(self.name, VERSIONS[self.name], self.inputs)
+
+    @property
+    def code(self) -> str | None:
+        """The line that tells of code that its number does not stand for, or None: see `code_digest`."""
+        digest = self.inputs.get("code")
+        return code_digest.told(self.name, self.module or self.name, digest) if digest else None
 
     @property
     def loosely(self) -> str:
@@ -129,6 +135,8 @@ def stages_of(parts: Parts, known: Mapping[str, dict] | None = None) -> dict[str
 
     def add(stage: Stage | None) -> None:
         if stage:
+            if code := code_digest.differing(stage.module or stage.name):
+                stage = replace(stage, inputs=stage.inputs | {"code": code})
             if inputs := (known or {}).get(stage.name):
                 stage = replace(stage, inputs=inputs, found_only=True)
             stages[stage.name] = stage

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from runner import cells, checkpoints, families, hashing, hub, paths, releases, schema
+from runner import cells, checkpoints, code_digest, families, hashing, hub, paths, releases, schema
 from runner.environments import Resolution
 from runner.failures import CheckpointFailed
 from runner.processes import in_thread
@@ -38,13 +38,15 @@ class NotHere(CheckpointFailed):
 class Origin:
     """A checkpoint's folder, and where it is from in words (None: it is a folder of the user's).
 
-    key: of the artifact, where it was made; loading: what became of each key of the file that it was made of.
+    key: of the artifact, where it was made; loading: what became of each key of the file that it was made of; code: the
+    line that tells of code that its number does not stand for.
     """
 
     path: Path
     said: str | None = None
     key: str | None = None
     loading: Sequence[dict] = ()
+    code: str | None = None
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,8 @@ class Models:
         # Not with the cell's packages: the same recipe is the same checkpoint, whatever it is compared with.
         environment = schema.Environment(genai=releases.versions()[0], extra=list(recipe.extra))
         resolution = await self.resolve(environment)
+        if code := code_digest.differing(KIND):
+            recipe = replace(recipe, made_of=recipe.made_of | {"code": code})
         key = recipe.key(resolution.hash)
         make = self.make
 
@@ -169,7 +173,8 @@ class Models:
             return await make(recipe, key, resolution)
 
         made = await self.artifact(key, recipe.said, produce)
-        return Origin(made.path, recipe.said, key, made.meta.get("loading_rows", ()))
+        told = code_digest.told(KIND, KIND, code) if code else None
+        return Origin(made.path, recipe.said, key, made.meta.get("loading_rows", ()), told)
 
     async def artifact(self, key: str, said: str, produce: Callable[[], Awaitable[Artifact]]) -> Artifact:
         """What is in the store under `key`, or on the remote, or else what `produce` makes of it, which goes there."""

@@ -59,6 +59,11 @@ class Plan:
     threads: int
     reference_environment: int | None = None
 
+    @property
+    def code(self) -> list[str]:
+        """Lines that tell of code that differs from the released."""
+        return [line for line in (self.origin.code, *(stage.code for stage in self.stages.values())) if line]
+
     @cached_property
     def result_hash(self) -> str:
         return hashing.of_value("result", [self.stages[name].key for name in self.results])
@@ -78,6 +83,8 @@ class Planner:
     known_references: Callable[[str], list[dict[str, Any]]] = lambda checkpoint: []
     shared: dict[str, asyncio.Task] = field(default_factory=dict)
 
+    said: set[str] = field(default_factory=set)
+
     def __post_init__(self) -> None:
         self.mirrors = git.Mirrors(self.store, self.once)
         self.sharing = self.sharing or Sharing.of(self.store, self.settings, self.say)
@@ -89,6 +96,11 @@ class Planner:
             self.shared[key] = task = asyncio.create_task(make())
             task.add_done_callback(lambda t: t.cancelled() or t.exception())  # who still waits for it is told
         return await asyncio.shield(self.shared[key])
+
+    def say_once(self, line: str | None) -> None:
+        if line and line not in self.said:
+            self.said.add(line)
+            self.say(line)
 
     async def resolve(self, environment: schema.Environment) -> Resolution:
         if self.settings.env.python:
@@ -162,8 +174,13 @@ class Planner:
             found = await self.find_cached(checkpoint, stages)
             stages = stages_of(parts, found.inputs)
         stages = needed(stages, results)
-        made_with = found.environment if found else None
-        return Plan(stages, results, checkpoint, origin, resolutions, source, overlay, config.threads, made_with)
+        plan = Plan(
+            stages, results, checkpoint, origin, resolutions, source, overlay, config.threads,
+            found.environment if found else None,
+        )  # fmt: skip
+        for line in plan.code:
+            self.say_once(line)
+        return plan
 
 
 def refuse_lacking(name: str, backend: ModuleType, resolution: Resolution) -> None:

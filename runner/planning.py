@@ -62,11 +62,13 @@ class Planned:
 
 @dataclass(frozen=True)
 class Survey:
-    """A sweep's cells as planned; `jobs` at a time; `installs`: environments that are to be made first."""
+    """A sweep's cells as planned; `jobs` at a time; `installs`: environments that are to be made first; `code`: lines
+    on code that differs from the released."""
 
     cells: list[Planned]
     jobs: int
     installs: int
+    code: Sequence[str] = ()
 
 
 def survey(cells: Sequence[Cell], settings: schema.Settings) -> Survey:
@@ -95,7 +97,8 @@ def survey(cells: Sequence[Cell], settings: schema.Settings) -> Survey:
             planned.append(Planned(cell, None, None, tuple(asked["cached"]), tuple(asked["shared"]), compute))
     engine.dispose()
     lacking = sum(not installed(resolution, environments_root) for resolution in wanted.values())
-    return Survey(planned, min(jobs_of(settings, cells), max(1, sum(p.runs for p in planned))), lacking)
+    code = list(dict.fromkeys(line for plan in plans if isinstance(plan, Plan) for line in plan.code))
+    return Survey(planned, min(jobs_of(settings, cells), max(1, sum(p.runs for p in planned))), lacking, code)
 
 
 async def plan_all(cells: Sequence[Cell], store: Store, settings: schema.Settings, known) -> list[Plan | Failure]:
@@ -143,7 +146,7 @@ def table(found: Survey) -> str:
         for number, (row, planned) in enumerate(zip(rows, found.cells, strict=True), 1)
     ]
     fixed = ", ".join(f"{name} {rows[0][name]}" for name in NAMES if name not in shown and rows[0][name])
-    notes = [f"All cells: {fixed}.", *whole(found), *failures(found.cells)]
+    notes = [f"All cells: {fixed}.", *found.code, *whole(found), *failures(found.cells)]
     return scrub("\n".join([markdown_table(header, body), "", *(f"- {note}" for note in notes), "", counts(found)]))
 
 

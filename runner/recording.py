@@ -91,7 +91,8 @@ def findings(plan: Plan, measured: Measured, values: dict) -> list[dict]:
     told = [finding for stage in ("reference", "candidate") for finding in said.get(stage, [])]
     audit = [*(measured.prompts or {}).get("findings", []), *(finding for finding in told if finding["prompt"])]
     found = [{"kind": "prompt", **finding} for finding in audit]
-    warnings = [
+    warnings = code_findings(plan)
+    warnings += [
         finding for stage in ("checkpoint", "export", "constants", "compare") for finding in said.get(stage, [])
     ]
     warnings += [finding for finding in told if not finding["prompt"]]
@@ -112,6 +113,11 @@ def findings(plan: Plan, measured: Measured, values: dict) -> list[dict]:
         evidence = f"sliding-window layers: {sides['reference']} in the reference, {sides[theirs]} in the {theirs}"
         warnings.append({"prompt": None, "check": "layer_types", "evidence": evidence})
     return found + [{"kind": "warning", **warning} for warning in warnings]
+
+
+def code_findings(plan: Plan | None) -> list[dict]:
+    """Warnings of stages that other code made than their numbers stand for."""
+    return [{"prompt": None, "check": "code", "evidence": line} for line in plan.code] if plan else []
 
 
 def input_rows(plan: Plan, prompts: dict | None) -> list[dict]:
@@ -194,7 +200,8 @@ def failure(
     rows = constant_rows(plan, constants) if plan else []
     values["hint"] = values["hint"] or of_a_window(failed, rows)
     values["constants_key"] = rows[0]["constants_key"] if rows else None
-    told = [{"kind": "prompt" if finding["prompt"] else "warning", **finding} for finding in findings]
+    said = [*code_findings(plan), *findings]
+    told = [{"kind": "prompt" if finding["prompt"] else "warning", **finding} for finding in said]
     return replace(new_result(values, plan, runs, seconds), findings=told, constants=rows, loading=loading)
 
 

@@ -6,7 +6,8 @@ A backend's ``stages.py`` has
   and cells say ``none`` for builder and patch.
 - CONSTANTS: whether the export's constants can be read.
 - EXPORT, CANDIDATE: the modules of ``runner/worker/`` that run its stages;
-  EXPORT is None where the candidate needs none.
+  EXPORT is None where the candidate needs none. Those that
+  ``worker_digests.json`` does not list are known by their code.
 - ONE_AT_A_TIME: whether a sweep with it runs one stage at a time, unless jobs=
   says otherwise.
 - REQUIRES: packages that the runtime's environment must have; LACKING: what to

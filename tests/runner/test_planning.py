@@ -19,6 +19,7 @@ from runner.cells import Cell as Asked
 from runner.checkpoints import Checkpoint
 from runner.environments import Resolution
 from runner.failures import ConfigFailed, Fault, PatchFailed
+from runner.models import Origin
 from runner.overlays import Overlay
 from runner.plan import Plan
 from runner.sources import Source
@@ -60,8 +61,8 @@ def plan_of(patch: str) -> Plan:
     }
     resolution = Resolution({}, "e" * 64, "p", base=Path("/usr/bin/python3"))
     return Plan(
-        stages, ("compare",), object.__new__(Checkpoint), None, {"reference": resolution}, object.__new__(Source),
-        object.__new__(Overlay), 1,
+        stages, ("compare",), object.__new__(Checkpoint), Origin(Path("x")), {"reference": resolution},
+        object.__new__(Source), object.__new__(Overlay), 1,
     )  # fmt: skip
 
 
