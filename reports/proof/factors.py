@@ -10,12 +10,14 @@ from sqlalchemy import Engine
 
 from db import detail
 from db.differences import Making
+from db.findings import why_unknown
 from db.models import AXES, FACTORS
 from db.output import markdown_code, markdown_table
 from reports import commands
 from reports.proof import verdicts
 from reports.proof.confounders import Apart, apart, cross
 from reports.proof.points import Point, PromptPoint, takes
+from reports.proof.reserved import beside_numbers
 from reports.proof.verdicts import CONFOUNDED, NOT_ENOUGH, Verdict
 from reports.sweep import MEASURED, measured, with_stored
 
@@ -28,10 +30,12 @@ SHOWN = 6
 
 @dataclass
 class Group:
-    """Cells that are asked for alike but for the factor: its values, with their cells, the oldest first."""
+    """Cells that are asked for alike but for the factor: its values, with their cells, the oldest first; and values of
+    which nothing is known, with their newest cell."""
 
     rest: Mapping[str, str]
     values: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    unknown: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass
@@ -66,29 +70,34 @@ def rest_of(row: Mapping[str, Any], factor: str) -> dict[str, str]:
     return found | ({} if factor == "options" else {"options": inside(row["options"], factor)[1]})
 
 
-def groups_of(rows: Iterable[dict[str, Any]], factor: str) -> list[Group]:
+def groups_of(rows: Iterable[dict[str, Any]], unknown: Iterable[dict[str, Any]], factor: str) -> list[Group]:
     found: dict[tuple, Group] = {}
     for row in sorted(rows, key=lambda row: row["cell"]):
         rest = rest_of(row, factor)
         group = found.setdefault(tuple(rest.items()), Group(rest))
         group.values.setdefault(value_of(row, factor), []).append(row)
+    for row in sorted(unknown, key=lambda row: row["cell"]):
+        group = found.get(tuple(rest_of(row, factor).items()))
+        if group and value_of(row, factor) not in group.values:
+            group.unknown[value_of(row, factor)] = row
     return list(found.values())
 
 
 def designs_of(
     engine: Engine,
     rows: list[dict[str, Any]],
+    unknown: list[dict[str, Any]],
     made: Mapping[int, Making],
     asked: Mapping[int, commands.Asked],
     factor: str,
     baseline: str | None,
 ) -> list[dict[str, Any]]:
     """A design for each group with more than one value, those with the most values first; where there is none, what
-    pairs of cells differ in beside the factor. rows: each with its `point`."""
-    groups = groups_of(rows, factor)
+    pairs of cells differ in beside the factor. rows: findings, each with its `point`. unknown: cells that are none."""
+    groups = groups_of(rows, unknown, factor)
     keys = {made[row["cell"]].parts.get("prompts") for row in rows} - {None}
     ids = detail.ids_of(engine, sorted(keys))
-    configs = detail.configs_of(engine, [row["cell"] for row in rows])
+    configs = detail.configs_of(engine, [row["cell"] for row in [*rows, *unknown]])
 
     def between(one: Mapping[str, Any], two: Mapping[str, Any]) -> Apart:
         mine, theirs = made[one["cell"]], made[two["cell"]]
@@ -98,7 +107,9 @@ def designs_of(
     def runs(row: Mapping[str, Any], settings: Sequence[str]) -> str:
         return commands.with_settings(row, configs[row["cell"]], asked[row["sweep"]], settings)
 
-    several = [group for group in groups if len(group.values) > 1 and baseline in (None, *group.values)]
+    several = [
+        group for group in groups if len(group.values) + len(group.unknown) > 1 and baseline in (None, *group.values)
+    ]
     several.sort(key=lambda group: -len(group.values))
     designs = []
     for group in several:
@@ -107,6 +118,10 @@ def designs_of(
             judge(value, cells, base, between, runs, factor)
             for value, cells in group.values.items()
             if value != value_of(base, factor)
+        ]
+        judged += [
+            Judged(value, Verdict(value, NOT_ENOUGH, f"cell {row['cell']}: {why_unknown(row)}"), command=runs(row, []))
+            for value, row in group.unknown.items()
         ]
         judged += lacking(group, groups, base, runs, configs, factor)
         designs.append(plain(group, base, judged, factor))
@@ -182,7 +197,11 @@ def lacking(
     found: dict[str, dict[str, Any]] = {}
     for other in groups:
         if all(other.rest.get(name) == value for name, value in about.items()):
-            found |= {value: cells[-1] for value, cells in other.values.items() if value not in group.values}
+            found |= {
+                value: cells[-1]
+                for value, cells in other.values.items()
+                if value not in {**group.values, **group.unknown}
+            }
     return [
         Judged(
             value,
@@ -283,6 +302,7 @@ def section(design: Mapping[str, Any], factor: str) -> str:
         notes.append("Each cell is in multiples of its own reference's noise floor.")
     if along := list(dict.fromkeys(name for v in design["verdicts"] for name in v["along"])):
         notes.append(f"Changed along, and computing none of these numbers: {shown(along)}.")
+    notes += beside_numbers(design["rows"])
     for verdict in design["verdicts"]:
         if verdict["command"]:
             does = "decides between them" if verdict["word"] == CONFOUNDED else "is missing"

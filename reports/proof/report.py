@@ -17,6 +17,7 @@ from reports.notes import cut
 from reports.proof import factors, verdicts
 from reports.proof.designs import OBJECT, Design, designs_of, name_of, untested
 from reports.proof.points import listed, point_of
+from reports.proof.reserved import beside_numbers
 from reports.proof.shares import Shares, shares_of
 from reports.proof.verdicts import CONFOUNDED
 from reports.sweep import MEASURED, from_prompts, measured, with_stored
@@ -55,7 +56,9 @@ def collect(
         mine = prompts.get(row["result"], [])
         row |= {"point": point_of(row, mine)} | from_prompts(mine, row)
     if factor != "patch":
-        found = factors.designs_of(engine, rows, made, asked, factor, baseline)
+        found = factors.designs_of(
+            engine, rows, [row for row in every if not is_finding(row)], made, asked, factor, baseline
+        )
         engine.dispose()
         return {"factor": factor, "designs": found, "remeasure": remeasure}
     rows = [row for row in rows if row["builder"] != "none"]
@@ -140,7 +143,7 @@ def section(design: dict[str, Any]) -> str:
     verdict_rows = [[v["change"], v["word"], part(v["share"]), v["why"]] for v in design["verdicts"]]
     judged = markdown_table(["Change", "Verdict", "Share of log error", "Why"], verdict_rows)
     said = [design["together"], design["shares"], *design["confirmed"], senseless(design["rows"]), *cut(design["rows"])]
-    notes = [note for note in said if note]
+    notes = [note for note in said if note] + beside_numbers(design["rows"])
     notes += [
         f"Not tested: {row['patch']} (cell {row['cell']}): {row['status']}: {markdown_text(row['error'])}."
         for row in design["untested"]

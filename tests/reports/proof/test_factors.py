@@ -193,6 +193,16 @@ def test_cells_that_never_differ_in_it_alone_are_confounded_with_the_command_of_
     assert verdict["command"].endswith("dtype=fp32")
 
 
+def test_a_value_of_which_nothing_is_known_is_said_to_be_that(lab):
+    add, designs, engine = lab
+    add(500, dtype="bf16")
+    store(engine, SHAPE | {"dtype": "fp32"}, changed(), ok(hash="f", status="timeout", error="e", final=False))
+    (design,) = designs("dtype")
+    (verdict,) = design["verdicts"]
+    assert verdict["word"] == "not enough cells" and "timeout" in verdict["why"]
+    assert verdict["command"].startswith("python -m runner")
+
+
 def test_no_design_says_what_to_run(lab):
     add, designs, _ = lab
     add(500)
