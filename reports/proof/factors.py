@@ -158,10 +158,10 @@ def judge(
         known = dict(zip((frozenset(), frozenset({value})), points, strict=True))
         (verdict,) = verdicts.judge(known, [value])
         return Judged(value, verdict, row, what)
-    settings = cross(factor, what.pins)
+    settings = cross(factor, what.pins) if len(what.pins) == len(what.others) else []  # else it would decide nothing
     why = f"cells {base['cell']} and {row['cell']} differ in more than the {factor}: {shown(what.others)}"
     if all(point.measured for point in points):
-        why += f"; with all of it {takes(*points).removeprefix('it ')}" if takes(*points).startswith("it ") else ""
+        why += f"; together {takes(*points)}"
     command = runs(row, settings) if settings else ""
     return Judged(value, Verdict(value, CONFOUNDED, why), row, what, command)
 
@@ -300,7 +300,7 @@ def section(design: Mapping[str, Any], factor: str) -> str:
     notes = [f"The baseline is {factor} {design['baseline']}; each value is one change from it, and judged alone."]
     if factor in OWN_FLOOR:
         notes.append("Each cell is in multiples of its own reference's noise floor.")
-    if along := list(dict.fromkeys(name for v in design["verdicts"] for name in v["along"])):
+    if along := list(dict.fromkeys(told.partition(" (")[0] for v in design["verdicts"] for told in v["along"])):
         notes.append(f"Changed along, and computing none of these numbers: {shown(along)}.")
     notes += beside_numbers(design["rows"])
     for verdict in design["verdicts"]:

@@ -102,6 +102,12 @@ def test_what_is_missing_is_a_command_that_runs_it(shared_lab, rope):
 def test_a_release_with_the_fix_and_the_same_numbers_is_told(shared_lab, rope):
     texts = [line for design in proof(shared_lab, "--sweep", "1") for line in design["confirmed"]]
     assert any("0.18.0 with rope_fix gives the numbers of 0.14.1 with rope_fix" in text for text in texts)
+    (builders,) = [
+        d for d in proof(shared_lab, "--sweep", "1", "--factor", "builder") if d["object"]["patch"] != "none"
+    ]
+    (verdict,) = builders["verdicts"]
+    assert verdict["word"] == "confounded" and "builder's transformers" in verdict["why"]
+    assert "builder.transformers=" in verdict["command"]
     printed = shared_lab.call("reports", "proof", "--sweep", "1").stdout
     assert "0.14.1, as it is" in printed and "0.14.1 with only rope_fix" in printed and "export_failed" in printed
 

@@ -160,6 +160,7 @@ def test_what_does_not_follow_is_a_confounder(lab, more, said):
     add(2, dtype="fp32", **more)
     (design,) = designs("dtype")
     assert words(design) == {"fp32": "confounded"} and said in design["verdicts"][0]["why"]
+    assert design["verdicts"][0]["command"] == ""  # no pin of its own would decide
 
 
 def test_the_baseline_may_be_named_and_a_value_can_be_worse(lab):

@@ -191,5 +191,66 @@ def test_a_confirmation_is_of_a_mended_cell_and_says_what_is_left(lab):
     assert text.startswith("2 with a gives the numbers of 1 with a") and text.endswith("what is left is in both.")
 
 
+def prompts(*multiples: float, wrong: tuple[int, ...] = (), plain: tuple[int, ...] = ()):
+    """A result with a prompt for each multiple. wrong: those with wrong text; plain: those with nothing expected."""
+    made = []
+    for number, multiple in enumerate(multiples):
+        found = prompt(f"p{number}", multiple * FLOOR, multiple * FLOOR, identical=number not in wrong)
+        found |= {"verdict": "within_noise" if multiple <= 10 else "broken", "candidate_sensible": number not in wrong}
+        if number in plain:
+            found |= {"sensible": None, "candidate_sensible": None, "outcome": "text"}
+        made.append(found)
+    values = {"thresholds": {"within": 10.0, "broken": 1000.0}, "checkpoint_hash": "c", "noise_key": "n"}
+    return ok(*made, hash=f"{multiples}{wrong}{plain}", **values)
+
+
+def test_one_prompt_without_expectation_hides_no_wrong_text(lab):
+    add, designs = lab
+    add("", 1, result=prompts(500, 500, 500, wrong=(0, 1, 2), plain=(2,)))
+    add("a", 1, result=prompts(50, 50, 50, plain=(2,)))
+    add("b", 1, result=prompts(500, 500, 500, wrong=(0, 1, 2), plain=(2,)))
+    add("ab", 1, result=prompts(50, 50, 50, plain=(2,)))
+    (design,) = designs()
+    assert words(design) == {"a": "proven", "b": "no effect"}
+    why = design["verdicts"][0]["why"]
+    assert why.startswith("for the wrong text in 2 of 3: alone it mends it, 500 × noise and wrong text in 2 of 3")
+
+
+def test_a_patch_that_ruins_all_texts_is_worse(lab):
+    add, designs = lab
+    add("", 1, result=prompts(500, 500, 500, plain=(2,)))
+    add("a", 1, result=prompts(500, 500, 500, wrong=(0, 1, 2), plain=(2,)))
+    assert words(designs()[0]) == {"a": "makes it worse"}
+
+
+def test_a_fix_of_four_prompts_of_five_contributes_and_names_the_fifth(lab):
+    add, designs = lab
+    add("", 1, result=prompts(8e5, 8e5, 8e5, 8e5, 8e5))
+    add("a", 1, result=prompts(2, 2, 2, 2, 8e5))
+    (design,) = designs()
+    assert words(design) == {"a": "contributes"} and design["verdicts"][0]["share"] == pytest.approx(0.8)
+    text = proof.markdown({"designs": [design]})
+    assert "alone 4 of 5 prompts within the noise; on p4 8.0e+05 × noise before and after" in text
+    assert "Shares are of the log error of 1, as it is (mean over prompts: 4.9 powers of ten" in text
+
+
+def test_two_faults_that_cancel_are_needed_together_and_no_line_says_otherwise(lab):
+    add, designs = lab
+    for changes, multiple in (("", 500), ("a", 1e5), ("b", 1e5), ("ab", 2)):
+        add(changes, multiple)
+    (design,) = designs()
+    assert words(design) == {"a": "needed together", "b": "needed together"}
+    text = proof.markdown({"designs": [design]})
+    assert "makes it worse" not in text and "is the larger" not in text and "Both are needed." in text
+
+
+def test_a_reference_that_makes_no_sense_is_named_with_its_prompts(lab):
+    add, designs = lab
+    found = prompt("odd", 500 * FLOOR, 500 * FLOOR, sensible=False)
+    add("", 1, result=ok(found, hash="x", thresholds={"within": 10.0}))
+    add("a", 1, result=ok(found, hash="x", thresholds={"within": 10.0}))
+    assert "makes no sense on odd" in proof.markdown({"designs": designs()})
+
+
 def test_no_design_says_what_to_run():
     assert "patch=none,rope_fix" in proof.markdown({"designs": []})
