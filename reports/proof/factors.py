@@ -14,6 +14,7 @@ from db.findings import why_unknown
 from db.models import AXES, FACTORS
 from db.output import markdown_code, markdown_table
 from reports import commands
+from reports.notes import cut
 from reports.proof import verdicts
 from reports.proof.confounders import Apart, apart, cross
 from reports.proof.points import Point, PromptPoint, takes
@@ -302,7 +303,7 @@ def section(design: Mapping[str, Any], factor: str) -> str:
         notes.append("Each cell is in multiples of its own reference's noise floor.")
     if along := list(dict.fromkeys(told.partition(" (")[0] for v in design["verdicts"] for told in v["along"])):
         notes.append(f"Changed along, and computing none of these numbers: {shown(along)}.")
-    notes += beside_numbers(design["rows"])
+    notes += beside_numbers(design["rows"]) + cut(design["rows"])
     for verdict in design["verdicts"]:
         if verdict["command"]:
             does = "decides between them" if verdict["word"] == CONFOUNDED else "is missing"
