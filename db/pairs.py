@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
@@ -14,6 +14,9 @@ from db.models import AXES, VERDICTS, Cell, CellRest, Result
 from db.query import cell_part, filtered, summary_part
 
 GOOD = VERDICTS.index("near_tie")  # up to here a cell is right
+# Two multiples of the noise that are nearer than this to each other are one finding, on whichever side of a threshold
+# each came to lie.
+APART = 2.0
 
 
 def pair_rows(
@@ -25,7 +28,9 @@ def pair_rows(
     newest best, or, where a filter names values of that axis, the newest with
     one of them; and beside it the newest without a patch if that flips, else
     the newest that is furthest from it. Pairs of a right cell and a wrong one
-    come first; `also` is what hashes and packages say beyond the axis.
+    come first; `also` is what hashes and packages say beyond the axis. No side
+    is the better one where both are right, near ties included, where the verdict is the same, or where a threshold
+    alone parts them (`APART`).
     """
     with reading(engine) as session:
         wanted = [AXES.index(axis) for axis in axes or varying(session)]
@@ -36,7 +41,7 @@ def pair_rows(
             select(CellRest.axis, CellRest.rest)
             .where(CellRest.axis.in_(wanted))
             .group_by(CellRest.axis, CellRest.rest)
-            .having(func.min(CellRest.verdict) != func.max(CellRest.verdict))
+            .having(func.min(CellRest.verdict) != func.max(CellRest.verdict), func.max(CellRest.verdict) > GOOD)
             .order_by(newest.desc())
         )
         if any(filters.values()):
@@ -46,11 +51,13 @@ def pair_rows(
         members: dict[tuple[int, int], list[Member]] = {}
         for axis in wanted:  # one look at the key for each
             value = getattr(Cell, AXES[axis])
-            query = select(CellRest.rest, CellRest.verdict, Cell.id, value).join(Cell, Cell.id == CellRest.cell_id)
+            query = select(CellRest.rest, CellRest.verdict, Cell.id, value, Result.multiple_largest).join(
+                Cell, Cell.id == CellRest.cell_id
+            )
             query = query.join(Result).where((Result.status != "ok") | (Result.measurement_version == measured))
             rests = [rest for one, rest in found if one == axis]
             for rest, *member in in_chunks(session, query.where(CellRest.axis == axis), CellRest.rest, rests):
-                members.setdefault((axis, rest), []).append(tuple(member))
+                members.setdefault((axis, rest), []).append(Member(*member))
         ends = [
             (axis, chosen(members.get((axis, rest), []), filters.get(AXES[axis], ()), apart(AXES[axis])))
             for axis, rest in found
@@ -74,7 +81,23 @@ def pair_rows(
     ]
 
 
-Member = tuple[int, int, str]  # verdict, cell, value of the axis
+class Member(NamedTuple):
+    """A cell of a set: the place of its verdict, its id, its value of the axis, its largest multiple of the noise."""
+
+    verdict: int
+    cell: int
+    value: str
+    multiple: float | None = None
+
+
+def flips(one: Member, two: Member) -> bool:
+    """Whether one of two cells is the better: not among right ones, and not by a threshold alone."""
+    if max(one.verdict, GOOD) == max(two.verdict, GOOD):
+        return False
+    if VERDICTS.index("non_finite") <= max(one.verdict, two.verdict) or None in (one.multiple, two.multiple):
+        return True
+    low, high = sorted((one.multiple, two.multiple))
+    return high > APART * low
 
 
 def apart(axis: str) -> Callable[[str, str], bool]:
@@ -94,17 +117,17 @@ def chosen(
     """
     if not members:
         return None
-    best = min(verdict for verdict, _, _ in members)
-    ours = [m for m in members if m[2] in asked] if asked else [m for m in members if m[0] == best]
+    best = max(min(member.verdict for member in members), GOOD)
+    ours = [m for m in members if (m.value in asked if asked else m.verdict <= best)]
     if not ours:
         return None
-    one = max(ours, key=lambda member: member[1])
-    others = [m for m in members if m[0] != one[0] and differ(m[2], one[2])]
+    one = max(ours, key=lambda member: member.cell)
+    others = [m for m in members if flips(m, one) and differ(m.value, one.value)]
     if not others:
         return None
-    two = max(others, key=lambda member: (member[2] == "none", abs(member[0] - one[0]), member[1]))
-    better, worse = sorted((one, two))
-    return better[1], worse[1]
+    two = max(others, key=lambda member: (member.value == "none", abs(member.verdict - one.verdict), member.cell))
+    better, worse = sorted((one, two), key=lambda member: (member.verdict, member.cell))
+    return better.cell, worse.cell
 
 
 def varying(session: Session) -> list[str]:

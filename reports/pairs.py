@@ -10,7 +10,6 @@ from db.engine import open_database
 from db.models import AXES
 from db.output import markdown_table
 from reports import older
-from reports.table import multiple
 from reports.verdict_words import verdict_words
 
 SHOWN = 3
@@ -46,15 +45,19 @@ def markdown(report: dict[str, Any]) -> str:
         for row in rows
     ]
     header = ["Factor", "Better", "Worse", "Cells", "Same in both", "By hash also"]
-    note = "- One factor as asked; `By hash also`: what else differs in sources, packages, checkpoint or machine."
-    return "\n".join([markdown_table(header, body), "", note])
+    notes = (
+        "- One factor as asked; `By hash also`: what else differs in sources, packages, checkpoint or machine.",
+        "- Better: within the noise where the other is not, or of a better verdict, and its error is less than half of"
+        " the other's; the threshold of the verdict stands beside it.",
+    )
+    return "\n".join([markdown_table(header, body), "", *notes])
 
 
 def gave(row: Mapping[str, Any]) -> str:
     """A cell's end in a few words."""
     if row["status"] != "ok":
         return f"{row['status']} {row['error'] or ''}".strip()
-    return f"{verdict_words(row)}, {multiple(row['multiple_largest'])} ×"
+    return verdict_words(row)
 
 
 def context(row: Mapping[str, Any]) -> str:

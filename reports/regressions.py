@@ -62,6 +62,7 @@ def pair_of(before: Mapping[str, Any], newest: Mapping[str, Any]) -> dict[str, A
         "constants_wrong",
         "reservations",
         "multiple_largest",
+        "thresholds",
         "identical_count",
         "prompts_count",
     )
@@ -133,4 +134,4 @@ def doubts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def side(row: Mapping[str, Any]) -> str:
     if row["status"] != "ok":
         return f"{row['builder']}: {row['error'] or row['status']} (cell {row['cell']})"
-    return f"{row['builder']}: {verdict_words(row)}, {multiple(row['multiple_largest'])} × (cell {row['cell']})"
+    return f"{row['builder']}: {verdict_words(row)} (cell {row['cell']})"

@@ -12,19 +12,33 @@ from collections.abc import Mapping
 from typing import Any
 
 from db.reserved import beside, hidden_constants, reservations
-from reports.table import words
+from reports.table import multiple, words
 
 
 def verdict_words(row: Mapping[str, Any]) -> str:
-    """A cell's verdict and its reservations: "within noise on these prompts, and a constant is wrong".
+    """A cell's verdict and its reservations: "within noise (1.3 of 4 ×) on these prompts, and a constant is wrong".
 
     row: a row of `db.query` ("verdict", "noise_floor_largest", and the columns
     that `reservations` reads). Without a reservation it is the verdict alone.
     """
-    said = words(row["verdict"], row.get("noise_floor_largest"))
+    said = words(row["verdict"], row.get("noise_floor_largest")) + threshold(row)
     if hidden := hidden_constants(row):
         said += f" on these prompts, and {hidden}"
     return "; ".join([said, *reservations(row)])
+
+
+def threshold(row: Mapping[str, Any]) -> str:
+    """What a verdict was given by: " (1.3 of 4 ×)", the largest multiple of the noise and the threshold of what is
+    within it; "" without one of them."""
+    limit, found = limit_of(row), row.get("multiple_largest")
+    if limit is None or found is None or not row["verdict"]:
+        return ""
+    return f" ({multiple(found)} of {limit:g} ×)"
+
+
+def limit_of(row: Mapping[str, Any]) -> float | None:
+    """Up to how many times the noise floor a cell counts as within the noise; None where nothing was judged."""
+    return (row.get("thresholds") or {}).get("within")
 
 
 def reserved(row: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reports.table import multiple
+from reports.verdict_words import limit_of
 
 # A change that moves an error by less than this factor has no effect: two runs of an export differ by nothing, and
 # the same fault under another fault moves by some per cent.
@@ -94,7 +95,7 @@ def point_of(row: Mapping[str, Any], prompts: Iterable[Any]) -> Point:
     """The point that a cell's row (`db.query.cell_rows`) with its prompts (`db.detail.prompts_of`) is."""
     if row["status"] != "ok":
         return Point(False)
-    limit = (row["thresholds"] or {}).get("within", 10.0)
+    limit = limit_of(row) or 1.0  # where nothing was judged, the floor itself
     return Point(True, tuple(prompt_point(prompt, limit) for prompt in prompts))
 
 

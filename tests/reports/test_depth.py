@@ -62,7 +62,15 @@ def test_one_row_a_depth_with_its_multiple():
         "model", "builder", "patch", "Layers", "First-token max abs diff", "Largest", "Noise floor", "× noise",
         "Verdict", "Identical",
     ]  # fmt: skip
-    assert lines[2][3:] == ["1", "1.0e-06", "5.0e-04", "1.0e-06", "500", "broken", "1 of 2 (1 on nonsense)"]
+    assert lines[2][3:] == [
+        "1",
+        "1.0e-06",
+        "5.0e-04",
+        "1.0e-06",
+        "500",
+        "broken (500 of 10 ×)",
+        "1 of 2 (1 on nonsense)",
+    ]
     assert "m 1 none: 5.0e-04 (500 × noise) at 1 layer already" in text
 
 

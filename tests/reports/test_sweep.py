@@ -44,7 +44,7 @@ def test_one_row_an_export_with_the_factors_that_vary():
 def test_each_diff_stands_beside_the_noise_with_its_multiple_and_verdict():
     header, _, line, *rest = table(row()).split("\n")
     found = dict(zip(columns(header), columns(line), strict=True))
-    assert (found["Noise floor"], found["× noise"], found["Verdict"]) == ("2.0e-06", "150", "elevated")
+    assert (found["Noise floor"], found["× noise"], found["Verdict"]) == ("2.0e-06", "150", "elevated (150 of 10 ×)")
     assert "Up to 10 is within noise, above 1000 broken" in "\n".join(rest)
     unmeasured = table(row(noise_floor_largest=None, multiple_largest=None, verdict=None))
     assert "no noise floor" in unmeasured and "within noise, above" not in unmeasured
