@@ -255,5 +255,5 @@ def test_an_export_that_does_not_stop_is_no_export_within_noise():
     finding = {"kind": "warning", "prompt": None, "check": "own_way", "evidence": "does not stop"}
     said = {"own_way": "never_stops", "own_way_detail": detail, "reservations": ["run its own way it does not stop"]}
     text = table(row(verdict="within_noise", findings=[finding], **said))
-    assert "| within noise; run its own way it does not stop |" in text
+    assert "| within noise (150 of 10 ×); run its own way it does not stop |" in text
     assert text.count("own_way: `does not stop`") == 1 and "Run its own way on" not in text

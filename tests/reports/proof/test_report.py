@@ -81,7 +81,7 @@ def test_changes_are_complete_but_for_a_constant_that_no_prompt_shows(lab, wrong
     (design,) = designs()
     assert f"complete, as far as these prompts {said}" in design["together"]
     verdicts = [line for line in proof.markdown({"designs": [design]}).splitlines() if "within noise" in line]
-    assert any("within noise on these prompts, and a constant is wrong" in line for line in verdicts) is bool(wrong)
+    assert any(") on these prompts, and a constant is wrong" in line for line in verdicts) is bool(wrong)
 
 
 def test_a_change_that_was_there_already_is_the_baseline(lab):
