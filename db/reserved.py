@@ -7,6 +7,8 @@ from typing import Any
 
 # Verdicts that a reader takes for "right".
 GOOD = ("within_noise", "near_tie")
+# The reservation of an export whose constants the stage could not compare: whether one is wrong is not known.
+NOT_COMPARED = "constants not compared"
 
 
 def hidden_constants(row: Mapping[str, Any]) -> str:

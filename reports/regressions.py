@@ -10,6 +10,7 @@ from db import history, query
 from db.engine import open_database
 from db.models import FACTORS
 from db.output import markdown_table, markdown_text
+from db.reserved import hidden_constants
 from reports import older
 from reports.table import multiple, words
 from reports.verdict_words import verdict_words
@@ -85,6 +86,8 @@ def worse(before: Mapping[str, Any], newest: Mapping[str, Any]) -> str:
     one, two = before["multiple_largest"], newest["multiple_largest"]
     if one is not None and two is not None and two > GROWN * one and newest["verdict"] not in history.GOOD:
         return f"{multiple(two / one)} times further from the reference"
+    if before.get("constants_wrong") == 0 and (hidden := hidden_constants(newest)):
+        return hidden
     if newest["identical_count"] < before["identical_count"]:
         return f"{before['identical_count'] - newest['identical_count']} texts fewer are the reference's"
     return ""

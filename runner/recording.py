@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from db.record import NewResult, Provenance, loading_rows
+from db.reserved import NOT_COMPARED
 from db.scrub import scrub
 from runner import backends, machine, reservations, schema
 from runner.cell_stages import MEASUREMENT_VERSION
@@ -74,6 +75,8 @@ def success(plan: Plan, measured: Measured, runs: Sequence[StageRun], seconds: f
         values |= {"own_way": own["outcome"], "own_way_detail": own, "settings_key": stage.key if settings else None}
         values["reservations"] = reservations.reservations(own, settings)
         told_beside = reservations.findings(own, settings, candidate.get("findings", ()))
+    if measured.constants_failures:
+        values["reservations"] = [*(values.get("reservations") or ()), NOT_COMPARED]
     values["noise_key"] = noise[0]["noise_key"] if noise else None
     values["constants_key"] = constants[0]["constants_key"] if constants else None
     result = new_result(values, plan, runs, seconds, compared["prompts"])

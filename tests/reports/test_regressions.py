@@ -31,6 +31,12 @@ def row(builder: str = "2", **given) -> dict:
         ({"verdict": "within_noise", "multiple_largest": 1}, {"verdict": "within_noise", "multiple_largest": 9}, ""),
         ({"verdict": "within_noise"}, {"verdict": "near_tie"}, "within noise → near tie"),
         ({}, {"identical_count": 3}, "2 texts fewer"),
+        (
+            {"verdict": "within_noise", "constants_wrong": 0},
+            {"verdict": "within_noise", "constants_wrong": 1},
+            "a constant is wrong",
+        ),
+        ({"verdict": "within_noise"}, {"verdict": "within_noise", "constants_wrong": 1}, ""),  # not compared before
         ({"verdict": "broken"}, {"verdict": "elevated"}, ""),
         ({"verdict": None, "multiple_largest": None}, {}, ""),
         ({"verdict": "within_noise", "thresholds": {"within": 1e3}}, {"verdict": "elevated"}, ""),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from db.reserved import NOT_COMPARED
 from runner import recording
 from runner.failures import ExportFailed, RunFailed
 
@@ -17,6 +20,18 @@ LOST = {
 def test_a_run_that_failed_for_a_lost_window_has_one_explanation():
     hint = recording.of_a_window(RunFailed(MESSAGE, stage="candidate"), [LOST])
     assert hint.startswith("sliding window of 16 dropped; genai_config.json declares it for no layer: the runtime")
+
+
+@pytest.mark.parametrize(
+    ("failures", "said"), [((), None), ((RunFailed("no attention operator", stage="constants"),), [NOT_COMPARED])]
+)
+def test_constants_that_could_not_be_compared_are_told_beside_every_verdict(failures, said):
+    plan = SimpleNamespace(
+        stages={}, checkpoint=SimpleNamespace(hash="c", dtypes={"fp32"}), origin=SimpleNamespace(loading=None),
+        resolutions={}, overlay=None, result_hash="r", reference_environment=None, code=(),
+    )  # fmt: skip
+    measured = recording.Measured(metas={}, constants_failures=failures)
+    assert recording.success(plan, measured, [], 1.0).values.get("reservations") == said
 
 
 @pytest.mark.parametrize(
