@@ -26,6 +26,8 @@ from runner import hashing, paths
 
 COMMITTED = Path(__file__).with_name("worker_digests.json")
 UNCHANGED = "output unchanged"
+# Digests of a module that are remembered: of the last edits.
+MOST_KEPT = 20
 ADVICE = f"""Where a stage's output changes for the same inputs, raise its number (VERSIONS in runner/cell_stages.py; of
 model: VERSION in runner/models.py), and run: python -m runner.code_digest --renew
 Where it does not: python -m runner.code_digest --renew --output-unchanged MODULE...
@@ -48,8 +50,6 @@ class Entry:
 
 def differing(module: str) -> str | None:
     """The digest of a stage's code, where it is not the committed one; the module is the worker's."""
-    if not COMMITTED.exists():
-        return None
     known, digest = committed(COMMITTED).get(module), of_module(module, paths.WORKER)
     return None if known and known.digest == digest else digest
 
@@ -98,6 +98,8 @@ def of_module(module: str, worker: Path) -> str:
         part = kept.with_name(f"{kept.name}.{os.getpid()}.part")
         part.write_text(digest, encoding="ascii")
         part.replace(kept)
+        for old in sorted(kept.parent.glob(f"{module}-*"), key=lambda path: path.stat().st_mtime)[:-MOST_KEPT]:
+            old.unlink(missing_ok=True)
     return digest
 
 

@@ -62,12 +62,19 @@ def test_what_is_written_is_read_back_a_line_a_module(tmp_path):
     assert len(lines) == 2 + len(ONE) and lines[1].startswith('  "candidate": {"stage": "candidate"')
 
 
+def test_the_committed_digests_are_those_of_the_code():
+    """Code of a stage changed and its number did not, or the other way round: the message says what to do."""
+    found = wrong(code_digest.committed(code_digest.COMMITTED), code_digest.current())
+    assert not found, report(found)
+
+
 @pytest.fixture
 def copied(tmp_path, monkeypatch):
     """A copy of the worker, whose code is the committed one, and which may be edited."""
     folder = tmp_path / "worker"
     shutil.copytree(paths.WORKER, folder, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(paths, "WORKER", folder)
+    monkeypatch.setattr(paths, "state_root", lambda: tmp_path)
     monkeypatch.setattr(code_digest, "COMMITTED", tmp_path / "digests.json")
     code_digest.write(code_digest.current(), code_digest.COMMITTED)
 
