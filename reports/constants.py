@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from db import detail, query
 from db.engine import open_database
 from db.output import markdown_table, markdown_text, runs
-from reports import notes, older, uncompared
+from reports import notes, older, uncompared, unknown
 from reports.sweep import ALWAYS, failure_text, with_stored
 from reports.table import NAMES, cells, number, shown_names
 
@@ -48,8 +48,9 @@ def collect(
     rows = query.cell_rows(engine, filters, sweep=number_of)
     rows = with_constants(engine, notes.with_findings(engine, rows))
     remeasure = older.lines(engine, rows, shown=True)
+    not_known = unknown.lines(engine, [row for row in rows if not row["constants"]])
     engine.dispose()
-    return {"rows": rows, "every": every, "uncompared": left, "remeasure": remeasure}
+    return {"rows": rows, "every": every, "uncompared": left, "remeasure": remeasure, "unknown": not_known}
 
 
 def with_constants(engine: Engine, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

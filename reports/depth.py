@@ -11,7 +11,7 @@ from db import query
 from db.engine import open_database
 from db.models import FACTORS
 from db.output import markdown_table
-from reports import older
+from reports import older, unknown
 from reports.table import identical, largest, multiple, number, span
 from reports.verdict_words import verdict_words
 
@@ -31,6 +31,7 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | N
     query.check_filters(engine, filters, [])
     cells = query.cell_rows(engine, filters, sweep=query.sweep_id(engine, sweep) if sweep else None)
     remeasure = older.lines(engine, cells)
+    not_known = unknown.lines(engine, cells)
     engine.dispose()
     lines: dict[tuple, dict[int, dict[str, Any]]] = {}
     for cell in query.of_one_measurement(cells):
@@ -43,6 +44,7 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | N
             if len(depths) > 1
         ],
         "remeasure": remeasure,
+        "unknown": not_known,
     }
 
 

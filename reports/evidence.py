@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 from db import detail, items, query
 from db.artifacts import Overlay
 from db.engine import open_database, reading
+from db.findings import why_unknown
 from db.models import FACTORS, Cell, Environment
 from db.output import markdown_table, markdown_text
 from reports import notes, proof, status
@@ -47,9 +48,10 @@ def write(db: str | None, claim: str, out: Path) -> list[Path]:
     engine = open_database(db, create=False)
     kept = items.one_of(items.claim_rows(engine), "name", claim, "claim")
     rows = items.newest_cells(engine, kept)
-    if not rows:
+    if not any(row["known"] for row in rows):
         run = " ; ".join(status.commands(kept["filters"]))
-        raise query.NotInDatabase(f"claim {claim!r} has no cell yet: {run}")
+        why = "".join(f"cell {row['cell']} is not known: {why_unknown(row)}; " for row in rows)
+        raise query.NotInDatabase(f"claim {claim!r} has no cell yet: {why}{run}")
     out = Path(out).absolute()
     refuse_foreign(out)  # before the work, and again when it is done
     files = contents(engine, kept, rows, proven(db, kept, rows))
@@ -69,7 +71,7 @@ def proven(db: str | None, claim: Mapping[str, Any], rows: Rows) -> str:
 
 def contents(engine: Engine, claim: Mapping[str, Any], rows: Rows, proofs: str) -> dict[str, str]:
     """The folder's files by name, without what is personal."""
-    facts = [facts_of(engine, row) for row in rows]
+    facts = [facts_of(engine, row) for row in rows if row["known"]]
     hide = hider(facts)
     for fact, label in zip(facts, labels(facts), strict=True):
         row = {**fact["row"], "model": label}
@@ -91,7 +93,7 @@ def contents(engine: Engine, claim: Mapping[str, Any], rows: Rows, proofs: str) 
     files["compare.py"] = COMPARE
     judged = items.judge(claim, rows)
     judged = hidden(judged, hide)
-    judged["commands"] = status.commands(claim["filters"]) if judged["missing"] else []
+    judged["commands"] = status.commands(claim["filters"]) if judged["missing"] or judged["unknown"] else []
     item = next((row for row in items.item_rows(engine) if row["key"] == claim["item"]), None)
     altered = [f"cell-{f['row']['cell']}.patch.diff" for f in facts if hide(f["diff"], True) != f["diff"]]
     shows = "## What is proven\n\nChanges judged from cells that differ in nothing else: `proof.md`." if proofs else ""
@@ -278,7 +280,8 @@ def candidates(facts: Sequence[Mapping[str, Any]], runtime: str) -> str:
 def found(shown: str, judged: Mapping[str, Any]) -> str:
     words = {True: "as claimed", False: "not as claimed", None: "cannot say"}
     each = [
-        f"- Cell {o['cell']}: {words[o['holds']]}{': ' * bool(o['why'])}{markdown_text(o['why'])}."
+        f"- Cell {o['cell']}: {'not known' if o['cell'] in judged['unknown'] else words[o['holds']]}"
+        f"{': ' * bool(o['why'])}{markdown_text(o['why'])}."
         for o in judged["each"]
     ]
     return "\n".join(["## What was found", "", shown, *each])

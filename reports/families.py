@@ -8,11 +8,12 @@ from sqlalchemy import Engine, select
 
 from db import query
 from db.engine import open_database, reading
+from db.findings import OF_EXPORT, is_finding
 from db.models import Cell, Sweep
 from db.output import markdown_table
 from db.pairs import right
 from db.query import OF_RUNS
-from reports import constants, notes, older
+from reports import constants, notes, older, unknown
 from reports.table import NAMES, identical, largest, multiple, number, shown_names, span
 from reports.verdict_words import verdict_words
 
@@ -42,8 +43,9 @@ def collect(db: str | None, sweep: str | None) -> dict[str, Any]:
     rows = notes.with_findings(engine, [row for row in found if row["model"].startswith(PREFIX)])
     rows = constants.with_constants(engine, rows)
     remeasure = older.lines(engine, rows, shown=True)
+    not_known = unknown.lines(engine, rows)
     engine.dispose()
-    return {"rows": rows, "remeasure": remeasure}
+    return {"rows": rows, "remeasure": remeasure, "unknown": not_known}
 
 
 def newest_sweep(engine: Engine) -> int | None:
@@ -81,7 +83,8 @@ def markdown(report: dict[str, Any]) -> str:
 def measured(row: dict[str, Any]) -> list[str]:
     """The columns right of the factors."""
     builds = BUILDS.get(row["status"], row["status"].replace("_", " "))
-    if row["status"] == "run_failed" and row["failed_stage"] != "candidate":  # a full disk, say, is no fault of it
+    # A full disk, say, is no fault of it; that it has no checkpoint or reference is said where that is final.
+    if not (is_finding(row) or row["final"]) or (row["status"] in OF_EXPORT and not is_finding(row)):
         builds = "not known"
     if row["status"] != "ok":
         where = f", at {row['error_frame'].split(': ')[0]}" if row["error_frame"] else ""

@@ -12,7 +12,7 @@ from db import detail, history, query
 from db.engine import open_database
 from db.models import FACTORS
 from db.output import markdown_code, markdown_table, markdown_text
-from reports import commands, notes, older
+from reports import commands, notes, older, unknown
 from reports.table import identical, multiple, span
 from reports.verdict_words import reserved
 
@@ -29,8 +29,9 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | N
     rows = notes.with_findings(engine, rows)
     confounded = {cell: cross_of(engine, cross) for cell, cross in history.crosses(engine, rows).items()}
     remeasure = older.of_builders(engine, filters, sweep)
+    not_known = unknown.of_builders(engine, filters, sweep)
     engine.dispose()
-    return {"rows": rows, "confounded": confounded, "remeasure": remeasure}
+    return {"rows": rows, "confounded": confounded, "remeasure": remeasure, "unknown": not_known}
 
 
 def cross_of(engine: Engine, cross: history.Cross) -> dict[str, Any]:

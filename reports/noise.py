@@ -8,7 +8,7 @@ from typing import Any
 from db import detail, query
 from db.engine import open_database
 from db.output import markdown_table, markdown_text
-from reports import older
+from reports import older, unknown
 from reports.sweep import with_stored
 from reports.table import number, span
 
@@ -30,6 +30,8 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | N
     query.check_filters(engine, filters, [])
     cells = query.cell_rows(engine, filters, sweep=query.sweep_id(engine, sweep) if sweep else None)
     remeasure = older.lines(engine, cells)
+    # A failed export leaves its reference's noise as it was measured: what is not known is a floor's.
+    not_known = unknown.lines(engine, [cell for cell in cells if not cell["noise_key"]])
     newest = {cell["noise_key"]: cell for cell in query.of_one_measurement(cells) if cell["noise_key"]}
     values = detail.noise_rows(engine, list(newest))
     spans = logit_spans(detail.prompts_of(engine, [cell["result"] for cell in newest.values()]))
@@ -39,7 +41,7 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], sweep: str | N
         | {"files_dtype": cell["files_dtype"], "span": spans.get(cell["result"]), "values": plain(values.get(key, []))}
         for key, cell in newest.items()
     ]
-    return {"rows": rows, "remeasure": remeasure}
+    return {"rows": rows, "remeasure": remeasure, "unknown": not_known}
 
 
 def logit_spans(prompts: dict[int, list]) -> dict[int, list[float]]:

@@ -88,27 +88,30 @@ def again(
     rows: Sequence[Mapping[str, Any]],
     configs: Mapping[int, Mapping[str, Any]],
     asked: commands.Asked,
+    extra: Sequence[str] = (),
 ) -> str:
-    """The commands that measure some cells of a sweep: the sweep's own where they are all of it."""
+    """The commands that measure some cells of a sweep: the sweep's own where they are all of it. extra: further
+    overrides."""
     with reading(engine) as session:
         whole = session.scalar(select(func.count(Cell.id)).where(Cell.sweep_id == sweep)) == len(rows)
     if whole:
         kept = [word for word in asked.overrides if commands.key_of(word) != "rerun"]
-        return markdown_code(shlex.join(["python", "-m", "runner", *kept]))
-    found = list(dict.fromkeys(of_cell(row, configs[row["cell"]], asked) for row in rows))
+        return markdown_code(shlex.join(["python", "-m", "runner", *kept, *extra]))
+    found = list(dict.fromkeys(of_cell(row, configs[row["cell"]], asked, extra) for row in rows))
     more = f" and {len(found) - MOST_COMMANDS} more" if len(found) > MOST_COMMANDS else ""
     return ", ".join(markdown_code(command) for command in found[:MOST_COMMANDS]) + more
 
 
-def of_cell(row: Mapping[str, Any], config: Mapping[str, Any], asked: commands.Asked) -> str:
+def of_cell(row: Mapping[str, Any], config: Mapping[str, Any], asked: commands.Asked, extra: Sequence[str] = ()) -> str:
     """The command of one cell, its patch included."""
     value, *settings = commands.patch_words(row["patch"])
-    return commands.for_cell(row, config, asked, [f"patch={value}", *settings])
+    return commands.for_cell(row, config, asked, [f"patch={value}", *settings, *extra])
 
 
 def below(report: Mapping[str, Any], text: str) -> str:
-    """A report's markdown with the sentences of its "remeasure" below."""
-    told = "\n".join(f"- {line}" for line in report.get("remeasure") or ())
+    """A report's markdown with the sentences of its "unknown" (`reports.unknown`) and "remeasure" below."""
+    sentences = [*(report.get("unknown") or ()), *(report.get("remeasure") or ())]
+    told = "\n".join(f"- {line}" for line in sentences)
     if not told:
         return text
     last = text.rstrip("\n").rpartition("\n")[2]

@@ -9,7 +9,7 @@ from db import pairs, query
 from db.engine import open_database
 from db.models import AXES
 from db.output import markdown_table
-from reports import older
+from reports import older, unknown
 from reports.verdict_words import verdict_words
 
 SHOWN = 3
@@ -24,8 +24,9 @@ def collect(
     query.refuse_absent("--factor", axes, set(AXES))
     rows = pairs.pair_rows(engine, filters, axes, limit)
     remeasure = older.lines(engine, query.cell_rows(engine, filters))
+    not_known = unknown.lines(engine, query.unknown_rows(engine, filters))
     engine.dispose()
-    return {"pairs": rows, "remeasure": remeasure}
+    return {"pairs": rows, "remeasure": remeasure, "unknown": not_known}
 
 
 def markdown(report: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from db.engine import open_database
 from db.models import FACTORS
 from db.output import markdown_table, markdown_text
 from db.reserved import hidden_constants
-from reports import older
+from reports import older, unknown
 from reports.table import multiple, words
 from reports.verdict_words import verdict_words
 
@@ -38,6 +38,7 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], since: date | 
     query.check_filters(engine, filters, [])
     rows = history.history_rows(engine, filters)
     remeasure = older.of_builders(engine, filters)
+    not_known = unknown.of_builders(engine, filters)
     lines: dict[tuple, list[dict[str, Any]]] = {}
     for row in rows:
         lines.setdefault(row["line"], []).append(row)
@@ -49,7 +50,7 @@ def collect(db: str | None, filters: Mapping[str, Sequence[str]], since: date | 
         row["decided"] = list(cross.decided) if cross else []
     engine.dispose()
     newer = [row for row in found if since is None or row["day"] >= since.isoformat()]
-    return {"rows": newer, "older": len(found) - len(newer), "remeasure": remeasure}
+    return {"rows": newer, "older": len(found) - len(newer), "remeasure": remeasure, "unknown": not_known}
 
 
 def pair_of(before: Mapping[str, Any], newest: Mapping[str, Any]) -> dict[str, Any]:

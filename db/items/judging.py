@@ -28,7 +28,7 @@ def newest_cells(engine: Engine, claim: Mapping[str, Any]) -> list[dict[str, Any
 
     Where none does, the newest that was tried: it is not known. A row is that
     of `query.cell_rows` with "day" (of the result), "error_type" and "message"
-    of a failure, "multiple" of the noise, "first_diff" and "diff" (the largest
+    of a failure, "known" (whether it says something), "multiple" of the noise, "first_diff" and "diff" (the largest
     over prompts), "answers" (`candidate_sensible` of each prompt), and
     "prompts_by_name".
     """
@@ -48,7 +48,7 @@ def newest_cells(engine: Engine, claim: Mapping[str, Any]) -> list[dict[str, Any
             for id, created, kind, message in session.execute(columns)
         }
     return [
-        row | about[row["result"]] | numbers_of(prompts.get(row["result"], []))
+        row | about[row["result"]] | {"known": counts(row, asked)} | numbers_of(prompts.get(row["result"], []))
         for row in sorted(newest.values(), key=lambda row: row["cell"])
     ]
 

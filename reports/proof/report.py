@@ -12,7 +12,7 @@ from db.engine import open_database
 from db.findings import is_finding
 from db.output import markdown_code, markdown_table, markdown_text
 from db.reserved import hidden_constants
-from reports import commands, older
+from reports import commands, older, unknown
 from reports.notes import cut
 from reports.proof import factors, verdicts
 from reports.proof.designs import OBJECT, Design, designs_of, name_of, untested
@@ -47,6 +47,7 @@ def collect(
     asked = commands.asked_of(engine, sorted({row["sweep"] for row in rows}))
     if experiment:
         rows = [row for row in rows if commands.of_experiment(asked[row["sweep"]], experiment)]
+    not_known = unknown.lines(engine, rows)
     every, rows = rows, [row for row in rows if is_finding(row)]
     made = makings(engine, [row["cell"] for row in rows])
     # What never came to a patched copy of some sources is not known to be what was asked for.
@@ -60,7 +61,7 @@ def collect(
             engine, rows, [row for row in every if not is_finding(row)], made, asked, factor, baseline
         )
         engine.dispose()
-        return {"factor": factor, "designs": found, "remeasure": remeasure}
+        return {"factor": factor, "designs": found, "remeasure": remeasure, "unknown": not_known}
     rows = [row for row in rows if row["builder"] != "none"]
     designs = designs_of(rows, made)
     told = {row["cell"] for row in rows}
@@ -69,7 +70,7 @@ def collect(
     configs = detail.configs_of(engine, [design.any_row["cell"] for design in designs])
     engine.dispose()
     found = [plain(design, asked, configs) for design in designs]
-    return {"factor": factor, "designs": found, "remeasure": remeasure}
+    return {"factor": factor, "designs": found, "remeasure": remeasure, "unknown": not_known}
 
 
 def plain(design: Design, asked: Mapping[int, commands.Asked], configs: Mapping[int, dict]) -> dict[str, Any]:
