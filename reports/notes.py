@@ -75,7 +75,10 @@ def limits(rows: list[dict[str, Any]]) -> str:
         return ""
     thresholds = rows[0]["thresholds"]
     within, broken = (f"{thresholds[name]:g}" for name in ("within", "broken"))
-    return f" Up to {within} is within noise, above {broken} broken: a verdict on the numbers, whatever the text."
+    return (
+        f" Up to {within} is within noise, above {broken} broken: a verdict on the numbers, whatever the text."
+        " How far right exports come: `python -m benchmarks.right_exports`."
+    )
 
 
 def left_out(rows: list[dict[str, Any]]) -> list[str]:
