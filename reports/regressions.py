@@ -89,6 +89,9 @@ def worse(before: Mapping[str, Any], newest: Mapping[str, Any]) -> str:
         return f"{multiple(two / one)} times further from the reference"
     if before.get("constants_wrong") == 0 and (hidden := hidden_constants(newest)):
         return hidden
+    known = before.get("reservations")  # None where that was not looked at yet
+    if known is not None and (more := [said for said in newest.get("reservations") or () if said not in known]):
+        return "; ".join(more)
     if newest["identical_count"] < before["identical_count"]:
         return f"{before['identical_count'] - newest['identical_count']} texts fewer are the reference's"
     return ""

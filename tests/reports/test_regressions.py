@@ -37,6 +37,9 @@ def row(builder: str = "2", **given) -> dict:
             "a constant is wrong",
         ),
         ({"verdict": "within_noise"}, {"verdict": "within_noise", "constants_wrong": 1}, ""),  # not compared before
+        ({"reservations": []}, {"reservations": ["run its own way it does not stop"]}, "it does not stop"),
+        ({"reservations": ["x"]}, {"reservations": ["x"]}, ""),
+        ({"reservations": None}, {"reservations": ["x"]}, ""),  # whether that is new is not known
         ({"verdict": "broken"}, {"verdict": "elevated"}, ""),
         ({"verdict": None, "multiple_largest": None}, {}, ""),
         ({"verdict": "within_noise", "thresholds": {"within": 1e3}}, {"verdict": "elevated"}, ""),

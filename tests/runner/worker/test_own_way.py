@@ -71,6 +71,18 @@ def test_each_outcome_in_words(own, outcome, says):
     assert judge(own, RIGHT, False) == {"outcome": outcome, "says": says, "explained": False}
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "says"),
+    [
+        ("a b", "a b\N{REPLACEMENT CHARACTER}c", "same tokens (bytes that are no text), stops"),
+        (" a b\nc", "a b c", "same text, stops"),
+    ],
+)
+def test_bytes_that_are_no_text_and_white_space_are_no_other_text(ours, theirs, says):
+    found = judge(replace(RIGHT, text=ours), replace(RIGHT, text=theirs), False)
+    assert (found["outcome"], found["says"]) == (SAME, says)
+
+
 def test_two_that_both_go_on_are_the_same_as_far_as_they_went():
     long = replace(GOES_ON, tokens=[11] * 40)
     assert judge(long, long, False)["says"] == "same text, neither stops within 40 tokens"
