@@ -14,6 +14,7 @@ from db.differences import TELLING, Difference, differences, in_chunks, makings
 from db.engine import reading
 from db.findings import FINDING
 from db.models import FACTORS, VERDICTS, Cell, PromptResult, Result
+from db.reserved import NOT_COMPARED
 
 HISTORY_COLUMNS = (
     "builder", *(factor for factor in FACTORS if factor != "builder"), "options", "changed", "change", "status",
@@ -108,7 +109,7 @@ def change_of(
     prompt by prompt, over all steps: another verdict, other texts, or, beyond
     the noise, a multiple of it that is more than `HISTORY_FACTOR` times larger
     or smaller. Within the noise no number is a change. A constant that is wrong
-    on one side only is one.
+    on one side only is one, and so is another reservation.
     """
     if one["status"] != "ok" or two["status"] != "ok":
         same = all(one[name] == two[name] for name in ("status", "error"))
@@ -129,6 +130,9 @@ def change_of(
     wrong = [row["constants_wrong"] for row in (one, two)]
     if None not in wrong and bool(wrong[0]) != bool(wrong[1]):
         said.append(f"wrong constants {wrong[0]} → {wrong[1]}")
+    beside = [row.get("reservations") for row in (one, two)]
+    if None not in beside and NOT_COMPARED not in beside[0] + beside[1] and beside[0] != beside[1]:
+        said.append(" → ".join(" and ".join(phrases) or "nothing beside the numbers" for phrases in beside))
     return "; ".join(said)
 
 

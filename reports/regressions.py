@@ -10,7 +10,7 @@ from db import history, query
 from db.engine import open_database
 from db.models import FACTORS
 from db.output import markdown_table, markdown_text
-from db.reserved import hidden_constants
+from db.reserved import NOT_COMPARED, hidden_constants
 from reports import older, unknown
 from reports.table import multiple, words
 from reports.verdict_words import verdict_words
@@ -90,7 +90,8 @@ def worse(before: Mapping[str, Any], newest: Mapping[str, Any]) -> str:
     if before.get("constants_wrong") == 0 and (hidden := hidden_constants(newest)):
         return hidden
     known = before.get("reservations")  # None where that was not looked at yet
-    if known is not None and (more := [said for said in newest.get("reservations") or () if said not in known]):
+    now = [said for said in newest.get("reservations") or () if said != NOT_COMPARED]  # that is no fault of a builder
+    if known is not None and (more := [said for said in now if said not in known]):
         return "; ".join(more)
     if newest["identical_count"] < before["identical_count"]:
         return f"{before['identical_count'] - newest['identical_count']} texts fewer are the reference's"

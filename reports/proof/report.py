@@ -11,7 +11,7 @@ from db.differences import makings
 from db.engine import open_database
 from db.findings import is_finding
 from db.output import markdown_code, markdown_table, markdown_text
-from db.reserved import hidden_constants
+from db.reserved import hidden_constants, reservations
 from reports import commands, older, unknown
 from reports.notes import cut
 from reports.proof import factors, verdicts
@@ -110,8 +110,12 @@ def plain(design: Design, asked: Mapping[int, commands.Asked], configs: Mapping[
 def complete(points: Mapping, design: Design, shares: Mapping[str, float], best: frozenset[str]) -> str:
     """What the changes come to together; where a constant of the best export is wrong, that is part of it."""
     said = verdicts.together(points, design.units, shares)
-    if best in design.rows and (hidden := hidden_constants(design.rows[best])):
-        return said.replace(verdicts.COMPLETE, f"{verdicts.COMPLETE}, and {hidden} that they do not show")
+    if best not in design.rows:
+        return said
+    if hidden := hidden_constants(design.rows[best]):
+        said = said.replace(verdicts.COMPLETE, f"{verdicts.COMPLETE}, and {hidden} that they do not show")
+    if said and (others := reservations(design.rows[best])):
+        said = f"{said} Beside its numbers: {'; '.join(others)}."
     return said
 
 

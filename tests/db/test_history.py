@@ -142,3 +142,17 @@ def test_where_no_order_is_known_no_regression_is_claimed(engine, tmp_path):
     assert report["rows"][0]["worse"] == "" and not report["rows"][0]["order_known"]
     text = regressions.markdown(report)
     assert "not known: order" in text and "Nothing tells which of here and there" in text
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "said"),
+    [
+        ([], ["it does not stop"], "nothing beside the numbers → it does not stop"),
+        (["it does not stop"], [], "it does not stop → nothing beside the numbers"),
+        (["x"], ["x"], ""),
+        (None, ["x"], ""),  # whether that is new is not known
+        ([], ["constants not compared"], ""),
+    ],
+)
+def test_another_reservation_is_another_finding(one, two, said):
+    assert change_of(row(1, reservations=one), row(2, reservations=two), {}) == said

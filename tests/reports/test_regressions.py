@@ -39,6 +39,7 @@ def row(builder: str = "2", **given) -> dict:
         ({"verdict": "within_noise"}, {"verdict": "within_noise", "constants_wrong": 1}, ""),  # not compared before
         ({"reservations": []}, {"reservations": ["run its own way it does not stop"]}, "it does not stop"),
         ({"reservations": ["x"]}, {"reservations": ["x"]}, ""),
+        ({"reservations": []}, {"reservations": ["constants not compared"]}, ""),
         ({"reservations": None}, {"reservations": ["x"]}, ""),  # whether that is new is not known
         ({"verdict": "broken"}, {"verdict": "elevated"}, ""),
         ({"verdict": None, "multiple_largest": None}, {}, ""),

@@ -51,7 +51,7 @@ GOES_ON = replace(RIGHT, stopped=False, end_tokens=[7])
         ),
         (replace(RIGHT, tokens=[11, 14, 13, 1], text="a d c"), DIFFERS, "another text from token 1 on"),
         (
-            replace(RIGHT, text="abc"), DECODES,
+            replace(RIGHT, text="aĠbĠc"), DECODES,
             "the same tokens, which its own tokenizer decodes to another text",
         ),
         (replace(RIGHT, ids=[8, 9]), OTHER_IDS, "2 prompt ids instead of 3 (no 2 at the start)"),
