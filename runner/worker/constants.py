@@ -28,8 +28,10 @@ import weights_reference
 from constants_entry import ADDED, DIFFERS, DROPPED, ROUNDED, SAME, entry, merged, numbers, text, unread
 from constants_export import Export
 from constants_reference import Reference
+from rope_reference import REFUSALS, first_line
 
 FP32 = np.dtype(np.float32)
+UNFORESEEN = (*REFUSALS, AttributeError, ArithmeticError)
 
 
 def run(arguments: dict, out: str) -> dict:
@@ -64,18 +66,31 @@ def run(arguments: dict, out: str) -> dict:
 
 
 def matrices(reference: Reference, export: Export) -> list[dict]:
-    """Every weight matrix, what activations compute, and the operators of each layer."""
-    ours = weights_reference.read(reference.model)
-    theirs = weights_export.read(export.graph, export.nodes, export.layers)
+    """Every weight matrix, what activations compute, and the operators of each layer.
+
+    A model or a graph of a form that is not foreseen takes no other constant away: it is told as not compared.
+    """
+    try:
+        ours = weights_reference.read(reference.model)
+        theirs = weights_export.read(export.graph, export.nodes, export.layers)
+    except UNFORESEEN as error:
+        why = f"{type(error).__name__}: {first_line(error)}"
+        return [unread(kind, "all", None, None, why) for kind in ("weight", "activation", "operators")]
     # A layer that does not rotate, or looks through a window, is of another kind than one that does.
     told = {layer: (item.rotation is None, item.window) for layer, item in reference.attention.items()}
     kinds = {layer: f"{kind} {told.get(layer)}" for layer, kind in ours.kinds.items()}
-    return [
-        *weights_compare.entries(ours, theirs, export.layers),
-        *weights_experts.entries(ours, theirs, export.layers),
-        *activations.entries(ours, theirs, export.layers),
-        *graph_operators.entries(export.nodes, kinds, export.layers),
-    ]
+    found = []
+    for kind, compare in (
+        ("weight", lambda: weights_compare.entries(ours, theirs, export.layers)),
+        ("weight", lambda: weights_experts.entries(ours, theirs, export.layers)),
+        ("activation", lambda: activations.entries(ours, theirs, export.layers)),
+        ("operators", lambda: graph_operators.entries(export.nodes, kinds, export.layers)),
+    ):
+        try:
+            found += compare()
+        except UNFORESEEN as error:
+            found.append(unread(kind, "all", None, None, f"{type(error).__name__}: {first_line(error)}"))
+    return found
 
 
 def depth(reference: Reference, export: Export) -> list[dict]:

@@ -121,7 +121,7 @@ def missing(item: Wanted, open_: list[Held], why: list[str]) -> dict:
             return entry("weight", item.what, item.layer, said, f"{list(theirs)}", DIFFERS, "is transposed")
         return unread("weight", item.what, item.layer, said, f"the export's has the shape {list(theirs)}")
     if why:
-        return unread("weight", item.what, item.layer, said, f"not found; the export has more: {why[0]}")
+        return unread("weight", item.what, item.layer, said, f"not found; {why[0]}")
     if open_:
         shapes = ", ".join(f"{other.place} {list(other.part.shape)}" for other in open_[:3])
         return unread("weight", item.what, item.layer, said, f"not found; what is left of the export's: {shapes}")
@@ -159,14 +159,14 @@ def compare(item: Wanted, held: Held, others: Iterable[Wanted]) -> dict:
 
 def head(ours: weights_reference.Weights, theirs: weights_export.Weights) -> list[dict]:
     """A config that ties the head to the embedding, beside a checkpoint that has a head of its own."""
-    wanted = {item.what: item for item in ours.wanted if item.layer is None}
-    held = next((item for item in theirs.held if item.place == "lm_head"), None)
-    if ours.tied or not ours.said_tied or "lm_head" not in wanted or held is None or "embed_tokens" not in wanted:
+    wanted = {item.place: item for item in ours.wanted if item.layer is None}
+    held = {item.place: item.part for item in theirs.held if item.layer is None}
+    places = ("lm_head", "embed_tokens")
+    if ours.tied or not ours.said_tied or any(place not in wanted or place not in held for place in places):
         return []
-    if fits(wanted["lm_head"], held.part) or not fits(wanted["embed_tokens"], held.part):
-        return []
-    said = (
-        "the config ties the head to the embedding, and the file has another lm_head.weight:"
-        " the export's head is the embedding, the reference's head is the file's lm_head.weight"
-    )
-    return [entry("weight", "lm_head, tied", None, "lm_head.weight", "embed_tokens", DIFFERS, said)]
+    both = "the config ties the head to the embedding, and the file has another lm_head.weight: "
+    for place, other, name in (("lm_head", "embed_tokens", "head"), ("embed_tokens", "lm_head", "embedding")):
+        if not fits(wanted[place], held[place]) and fits(wanted[other], held[place]):
+            said = f"{both}the export's {name} is the file's {other}, the reference's {name} is the file's {place}"
+            return [entry("weight", f"{place}, tied", None, f"{place}.weight", f"{other}.weight", DIFFERS, said)]
+    return []

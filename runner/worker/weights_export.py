@@ -99,6 +99,8 @@ def read(graph: onnx_ir.Graph, nodes: list[onnx_ir.Node], layers: int) -> Weight
         for place, part in parts(node, matrix, places, splits):
             found.held.append(Held(layer, place, part, node.name or node.op_type))
     head = head_of(graph)
+    if head is None:
+        found.unread[(None, "logits")] = "the graph gives none"
     found.held = [
         Held(item.layer, "lm_head", item.part, item.name) if head is not None and item.name == head.name else item
         for item in found.held

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+# The relative rounding of floats.
+EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 # Values looked at at a time.
 AT_ONCE = 1 << 22
 # How far from the nearest step a quantiser's own rounding may leave a value, in steps.
@@ -188,8 +190,7 @@ def quantised(matrix: Quantised, ours: np.ndarray, first: int, end: int) -> Foun
         beyond = np.maximum(-place, place - last)
         difference = np.abs((stored - zero) * step - ours)
     # A step that is kept in a half's precision is itself rounded.
-    coarse = float(np.finfo(np.float32 if matrix.steps.dtype.itemsize >= 4 else np.float16).eps)
-    slack = TIE + np.abs(place - zero) * coarse
+    slack = TIE + np.abs(place - zero) * EPS[matrix.steps.dtype.name]
     wrong = ~((distance <= COARSEST + slack) & (beyond <= 1 + slack))
     wrong |= np.abs(step) > WIDEST * needed(matrix, ours)
     wrong |= (step == 0) & (ours != 0)

@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
-from weights_rows import Floats, Part, chunks, compared, values
+from weights_rows import EPS, Floats, Part, chunks, compared, values
 
 if TYPE_CHECKING:
     from weights_reference import Wanted
 
-# The relative rounding of floats.
-EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 # Rows that are named one by one; more are counted.
 MOST_ROWS = 4
 # A factor explains a matrix where it leaves so much of it, in multiples of fp32's or the export's own rounding.

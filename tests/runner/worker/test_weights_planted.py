@@ -177,6 +177,7 @@ tensors = load_file(other + "/model.safetensors")
 tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] * 0.5 + 0.01
 save_file(tensors, other + "/model.safetensors", metadata={"format": "pt"})
 check("other head", other, os.path.abspath("gemma2-fp32"))
+check("other head exported", other, exported(sources, other, os.path.abspath("other-head-fp32")))
 print(json.dumps(found))
 """
 
@@ -264,7 +265,8 @@ def test_matrices_that_were_rounded_on_the_way(found):
         "embed_tokens", "lm_head", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
     }  # fmt: skip
     assert {says for *_, says in said} == {"rounded to float16"}
-    assert len(found["halved"]["findings"]) == 1
+    (told,) = [evidence for evidence in found["halved"]["findings"] if "float16" in evidence]
+    assert told.startswith("embed_tokens, lm_head, q_proj, ") and ": rounded to float16, off by up to " in told
 
 
 def test_an_activation_of_one_layer(found):
@@ -297,9 +299,11 @@ def test_quantised_values_beyond_their_step(found):
 def test_a_tied_head_beside_another_one_in_the_file(found):
     said = {what: says for _, what, _, says in faults(found["other head"])}
     assert said["lm_head"] == "holds embed_tokens"
-    assert (
-        "the export's head is the embedding, the reference's head is the file's lm_head.weight" in said["lm_head, tied"]
-    )
+    why = "the config ties the head to the embedding, and the file has another lm_head.weight: "
+    head = "the export's head is the file's embed_tokens, the reference's head is the file's lm_head"
+    assert said["lm_head, tied"] == why + head
+    said = {what: says for _, what, _, says in faults(found["other head exported"])}
+    assert said["embed_tokens"] == "holds lm_head" and said["embed_tokens, tied"].startswith(why)
 
 
 def test_the_bias_that_experts_are_chosen_by_is_read_on_both_sides(found):
