@@ -43,7 +43,8 @@ def test_the_causes_of_the_precision(shared_lab, rope):
 def test_depth(shared_lab, rope):
     run(shared_lab, "depth")
     done = shared_lab.call("reports", "depth", "--sweep", "latest")
-    assert "tiny_gemma3 0.18.0 rope_fix: from 1 layer on" in done.stdout
+    line = next(line for line in done.stdout.splitlines() if "tiny_gemma3 0.18.0 rope_fix: " in line)
+    assert "at 1 layer already: that enters with the first layer" in line
     assert len(table_of(done)) == 4
 
 
