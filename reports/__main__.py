@@ -242,10 +242,27 @@ def status(out: Out = None, format: Format = "md", db: Db = None) -> None:
 def evidence(
     claim: Annotated[str, typer.Argument(help="Its name: python -m db items list --claims.")],
     out: Annotated[Path, typer.Option("--out", help="The folder to make.")],
+    enclose_up_to: Annotated[
+        float,
+        typer.Option("--enclose-up-to", min=0, help="Megabytes: of a larger checkpoint origin and hashes are told."),
+    ] = evidence_report.ENCLOSE_UP_TO,
+    store: Annotated[
+        Optional[Path], typer.Option("--store", help="Where artifacts lie; PARITYLAB_STORE or the project's otherwise.")
+    ] = None,
+    main_diff: Annotated[
+        Optional[Path],
+        typer.Option(
+            "--main-diff",
+            exists=True,
+            dir_okay=False,
+            help="The patch against the builder's main, a unified diff; else that of the newest cell on main.",
+        ),
+    ] = None,
     db: Db = None,
 ) -> None:
-    """A folder that an upstream maintainer can use without this project."""
-    for file in evidence_report.write(db, claim, out):
+    """A folder that an upstream maintainer can use without this project: README.md with a block of commands a step,
+    checkpoint, patches, exact packages, prompts, numbers, noise floor, and a unit test that fails on the fault."""
+    for file in evidence_report.write(db, claim, out, store, enclose_up_to, main_diff):
         print(file)
     for line in older.of_claim(db, claim):
         print(line, file=sys.stderr)

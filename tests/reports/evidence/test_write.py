@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import getpass
 import json
 import math
 import platform
+import re
 from pathlib import Path
 
 import pytest
 
 from db import engine as database
 from db import items, query, record
-from db.models import FACTORS
+from db.models import FACTORS, Cell
 from db.record import NewResult, Provenance
 from reports import evidence, hiding
 
@@ -112,14 +112,19 @@ def test_the_folder_has_what_a_maintainer_needs(db, tmp_path):
     written = evidence.write(db, "c", out)
     names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     assert names == {str(path.relative_to(out)) for path in written} == {
-        "README.md", "table.md", "parting.md", "commands.txt", "compare.py", "prompts.json", "results.json",
-        "hashes.json", "cell-1.patch.diff", "cell-4.patch.diff", "packages/builder-0.14.1.txt",
-        "packages/builder-0.18.0.txt", "packages/runtime.txt", "packages/reference.txt",
+        "README.md", "run.sh", "table.md", "parting.md", "commands.txt", "prompts.json", "results.json",
+        "checkpoints.json", "hashes.json", "given.py", "hashes.py", "checkpoint.py", "wide.py", "reference.py",
+        "noise.py", "compare.py", "test_export.py", "cell-1.patch.diff", "cell-4.patch.diff",
+        "packages/builder-0.14.1.txt", "packages/builder-0.18.0.txt", "packages/runtime.txt", "packages/reference.txt",
     }  # fmt: skip
     assert [path.name for path in out.parent.iterdir()] == ["evidence"]
-    assert read(out, "packages/builder-0.14.1.txt") == "onnxruntime-genai==0.14.1\ntorch==2.1+cpu\ntransformers==5.0\n"
+    assert read(out, "packages/builder-0.14.1.txt").splitlines() == [
+        "# builder, cpython-3.11: install with --no-deps",
+        "onnxruntime-genai==0.14.1", "torch==2.1", "transformers==5.0",
+    ]  # fmt: skip
     assert "-a = '/model/x/Mul'\n+b = 1 / 2  # see" in read(out, "cell-1.patch.diff")
-    ast.parse(read(out, "compare.py"))
+    blocks = re.findall(r"```bash\n(.*?)```", read(out, "README.md"), re.S)
+    assert len(blocks) > 8 and all(block in read(out, "run.sh") for block in blocks)
 
 
 def test_the_readme_says_what_and_how_to_see_it(db, tmp_path):
@@ -127,17 +132,40 @@ def test_the_readme_says_what_and_how_to_see_it(db, tmp_path):
     text = read(tmp_path / "out", "README.md")
     assert "[#1](https://example.org/1): a fault: Merged (2026-11-11)." in text
     assert "contradicted on 0.18.0: export_failed: E: no lm/x.json" in text and "as claimed in cells 1, 2, 4" in text
-    assert "builder-0.14.1/bin/pip install onnxruntime-genai==0.14.1 transformers==5.0 torch==2.1" in text
-    assert 'patch -p1 -d "$models" < cell-1.patch.diff' in text
     assert (
-        "builder-0.14.1/bin/python -m onnxruntime_genai.models.builder -i lm -o export-1 -p fp32 -e cpu -c cache-1"
-        " --extra_options a=1"
+        "uv pip install --quiet --no-deps --python envs/builder-0.14.1/bin/python -r packages/builder-0.14.1.txt"
     ) in text
-    assert "python compare.py reference lm 1" in text and "compare.py reference lm 3" not in text
-    assert "`lm-bf16-2-layers` is the checkpoint without the tensors after layer 2" in text
-    assert "working copy that is no commit" in text and "sources/src/python/py/models/builder.py -i lm-bf16-2" in text
+    assert "These numbers are of torch 2.1+cpu." in text
+    assert "patch --silent -p1 -d made/sources-1 < cell-1.patch.diff" in text
+    assert (
+        "envs/builder-0.14.1/bin/python made/sources-1/builder.py -i checkpoints/lm -o made/export-1 -p fp32 -e cpu"
+        " -c made/cache-1 --extra_options a=1"
+    ) in text
+    assert "bin/python compare.py 1" in text and "compare.py 3" not in text
+    assert "- `checkpoints/lm`: not enclosed: put it there from its origin, a folder named lm" in text
+    assert "envs/builder-0.18.0/bin/python checkpoint.py make checkpoints/lm-bf16-2-layers" in text
+    assert "working copy that is no commit" in text
+    assert "made/sources-4/src/python/py/models/builder.py -i checkpoints/lm-bf16-2-layers -o made/export-4" in text
+    assert "  p: first 1, largest 1, forced 1; 2 × noise, no verdict; identical, 3 tokens: 'a\\nb'" in text
     assert "db show" not in text + read(tmp_path / "out", "table.md")
     assert "replaced in cell-1.patch.diff, cell-4.patch.diff" in text
+
+
+def test_a_patch_against_main_is_enclosed_where_it_is_given_or_known(db, tmp_path):
+    evidence.write(db, "c", tmp_path / "out")
+    assert "- Cell 1, against main: not tried." in read(tmp_path / "out", "README.md")
+    (tmp_path / "main.diff").write_text(DIFF)
+    evidence.write(db, "c", tmp_path / "out", main_diff=tmp_path / "main.diff")
+    assert "+b = 1 / 2" in read(tmp_path / "out", "cell-1.main.diff")
+    text = read(tmp_path / "out", "README.md")
+    assert "`git apply --directory=src/python/py/models cell-1.main.diff`" in text
+    engine = database.open_database(db)
+    with database.writing(engine) as session:
+        cell = session.get_one(Cell, 4)
+        cell.builder, cell.source_commit, cell.source_dirty = "main", "abc123", False
+        cell.config = {**cell.config, "builder": {"kind": "git", "ref": "main"}}
+    evidence.write(db, "c", tmp_path / "out")
+    assert "- `cell-1.main.diff`: the same against main at abc123;" in read(tmp_path / "out", "README.md")
 
 
 def test_the_data_is_whole(db, tmp_path):
@@ -147,9 +175,10 @@ def test_the_data_is_whole(db, tmp_path):
     assert one["prompts"][0]["metrics"]["kl"] == 0.25
     assert one["prompts"][1]["metrics"]["logits_max_abs_diff"] == one["prompts"][1]["noise_ratio"] == "NaN"
     assert (failed["status"], failed["prompts"], two["verdict"]) == ("export_failed", [], "within_noise")
-    (given,) = json.loads(read(out, "prompts.json"))["sets"]
-    assert (given["cells"], given["template_hash"], given["stop_at_end"]) == ([1, 2, 4], "t", False)
-    assert given["prompts"] == [{"name": "p", "text": "<bos>hi", "ids": [2, 9]}]
+    given, cut = json.loads(read(out, "prompts.json"))["sets"]
+    assert (given["cells"], given["template_hash"], given["stop_at_end"]) == ([1, 2], "t", False)
+    assert (cut["cells"], cut["folder"]) == ([4], "checkpoints/lm-bf16-2-layers")
+    assert given["prompts"] == [{"name": "p", "user_text": None, "text": "<bos>hi", "ids": [2, 9]}]
     assert '"ids": [2, 9]' in read(out, "prompts.json")
     hashes = json.loads(read(out, "hashes.json"))["cells"][0]
     assert (hashes["result"], hashes["overlay_tree"], hashes["source_tree"]) == ("result1", "tree1", "s")
