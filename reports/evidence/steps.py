@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -121,11 +122,20 @@ def checkpoint(checkpoints: Sequence[Given], facts: Sequence[Mapping[str, Any]],
         else:
             known = "`checkpoints.json` has the sha256 of every file" if one.files else f"{one.missing}"
             known += f"; the hash over all of them is {one.hash}" * bool(one.hash and not one.files)
-            said = f"not enclosed: put it there from its origin, {one.origin}; {known}"
+            said = f"not enclosed: put it there from its origin, {one.origin}{fetched(one)}; {known}"
         told.append(f"- `{one.folder}`: {said}.")
     prints = [f"{one.folder}: as hashed" for one in checkpoints if one.files or one.hash]
     commands.append(f"{interpreter} checkpoint.py check")
     return Step("Checkpoint", commands, [*made, *prints], ["\n".join(told)])
+
+
+def fetched(one: Given) -> str:
+    """How a checkpoint that is not enclosed is had, where its origin says that."""
+    if found := re.fullmatch(r"hub (\S+) at (\w+)", one.origin):
+        return f" (`hf download {found[1]} --revision {found[2]} --local-dir {one.folder}`)"
+    if re.search(r"\bGGUF\b|\.gguf\b", one.origin):
+        return ", which was converted to safetensors: the hashes are those of the conversion"
+    return ""
 
 
 def export(fact: Mapping[str, Any], venvs: Mapping[str, str], given: Given, result: Mapping[str, Any]) -> Step:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from reports.evidence import checkpoints
+from reports.evidence import checkpoints, steps
 from reports.evidence.folder import hashes
 from runner import hashing
 from runner.checkpoints import Inspector
@@ -65,6 +65,19 @@ def test_of_a_larger_one_origin_and_hashes_are_told(folder, tmp_path):
     given, _ = of(fact(folder, origin="hub a/b at 0123"), tmp_path, most=0)
     assert not given.enclosed and given.origin == "hub a/b at 0123"
     assert {entry["file"]: entry["bytes"] for entry in given.files}["config.json"] > 0
+
+
+@pytest.mark.parametrize(
+    ("origin", "told"),
+    [
+        ("hub a/b at 0123abc", " (`hf download a/b --revision 0123abc --local-dir checkpoints/lm`)"),
+        ("hub a/b at 0123abc, x.gguf", ", which was converted to safetensors: the hashes are those of the conversion"),
+        ("GGUF x.gguf, sha256 01", ", which was converted to safetensors: the hashes are those of the conversion"),
+        ("a folder named lm", ""),
+    ],
+)
+def test_how_one_is_had_that_is_not_enclosed(origin, told):
+    assert steps.fetched(checkpoints.Given("checkpoints/lm", origin)) == told
 
 
 def test_a_folder_that_has_changed_since_is_not_taken_for_it(folder, tmp_path):
