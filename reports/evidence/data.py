@@ -115,8 +115,8 @@ def with_checks(results: Sequence[dict[str, Any]], expect: Mapping[str, Any]) ->
 
 def bound_of(results: Sequence[Mapping[str, Any]], expect: Mapping[str, Any]) -> float | None:
     """The multiple of the noise that a right export stays within: what the claim allows, else a verdict's threshold."""
-    if "at_most" in expect:
-        return float(expect["at_most"])
+    if asked := [float(expect[name]) for name in ("at_most", "multiple_at_most") if name in expect]:
+        return min(asked)
     thresholds = next((one["thresholds"] for one in results if one["thresholds"]), None)
     if thresholds is None:
         return None

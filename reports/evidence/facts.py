@@ -7,9 +7,10 @@ from typing import Any
 
 from sqlalchemy import Engine, select
 
-from db import detail, items, query
+from db import detail, query
 from db.artifacts import NoiseValue, Overlay
 from db.engine import reading
+from db.items.judging import largest_multiple
 from db.models import FACTORS, Cell, Environment, Result
 from reports import proof
 
@@ -32,7 +33,7 @@ def with_proof(engine: Engine, claim: Mapping[str, Any], rows: Rows, designs: Se
     more = {row["cell"]: dict(row) for row in query.cell_rows(engine, filters) if row["cell"] in wanted}
     prompts = detail.prompts_of(engine, sorted({row["result"] for row in more.values()}))
     for row in more.values():
-        row["multiple"] = items.largest_multiple(prompts.get(row["result"], []))
+        row["multiple"] = largest_multiple(prompts.get(row["result"], []))
     return [row for _, row in sorted((mine | more).items())]
 
 

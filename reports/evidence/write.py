@@ -99,7 +99,7 @@ def contents(
     diffs = {f"cell-{fact['row']['cell']}.patch.diff": fact["diff"] for fact in facts if fact["diff"]}
     diffs |= {f"cell-{cell}.main.diff": one["diff"] for cell, one in main.items() if one["diff"]}
     altered = [name for name, text in diffs.items() if hide(text, True) != text]
-    judged = hidden(items.judge(claim, rows), hide)
+    judged = items.judge(claim, rows)
     judged["commands"] = status.commands(claim["filters"]) if judged["missing"] or judged["unknown"] else []
     item = next((row for row in items.item_rows(engine) if row["key"] == claim["item"]), None)
     proofs = (

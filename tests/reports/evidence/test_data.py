@@ -22,6 +22,7 @@ def cell(status="ok", multiple=None, identical=True, verdict="elevated"):
     ("expect", "verdicts", "bound"),
     [
         ({"at_most": 40}, ["broken"], 40),
+        ({"multiple_at_most": 40, "verdict": ["elevated"]}, ["broken"], 40),
         ({"verdict": ["within_noise", "near_tie", "elevated"]}, ["broken"], 1000),
         ({"verdict": ["within_noise"]}, ["broken"], 10),
         ({"above": 1000}, ["broken", "elevated"], 1000),

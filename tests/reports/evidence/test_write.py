@@ -65,7 +65,7 @@ def db(tmp_path):
         factors(patch="fix"), factors(patch="none"), factors(patch="none", builder="0.18.0"),
         factors(patch="fix", builder="mine", dtype="bf16", layers="2"),
     ]  # fmt: skip
-    cells[3]["config"]["builder"]["kind"] = "path"
+    cells[3]["config"]["builder"] |= {"kind": "path", "path": "/home/alice/genai"}
     words = ["-m", "model=path", "model.path=/home/alice/models/lm", "db.url=postgresql://alice:s3cret@host/x"]
     _, ids = record.begin_sweep(engine, [*words, "patch=none,[fix,b]"], "1", cells)
     top = [[1, "a|b", 2.0], [2, "\n", None]]
@@ -94,11 +94,14 @@ def db(tmp_path):
             machine, (), prompts, inputs=[given] if state == "ok" else [],
         )  # fmt: skip
         overlay = {"tree": f"tree{one}", "source_tree": "s", "diff": DIFF if one in (ids[0], ids[3]) else ""}
+        made = [{"change": "fix", "hash": "f", "status": "applied", "detail": ""}] if one in (ids[0], ids[3]) else []
         record.record_result(
-            engine, one, new, Provenance({"source_tree": "s", "source_dirty": one == ids[3]}, (), overlay)
+            engine, one, new, Provenance({"source_tree": "s", "source_dirty": one == ids[3]}, made, overlay)
         )
     items.set_state(engine, "#1", "Merged", "2026-11-11", what="a fault", link="https://example.org/1")
     items.add_claim(engine, {"name": "c", "item": "#1", "what": "it is right", "filters": {"model": "lm"}})
+    fixed = {"model": "lm", "builder": "0.14.1", "patch": "fix"}
+    items.add_claim(engine, {"name": "fixed", "what": "it is right", "filters": fixed})
     items.add_claim(engine, {"name": "none", "what": "w", "filters": {"builder": "9"}})
     return path
 
@@ -112,7 +115,7 @@ def test_the_folder_has_what_a_maintainer_needs(db, tmp_path):
     written = evidence.write(db, "c", out)
     names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     assert names == {str(path.relative_to(out)) for path in written} == {
-        "README.md", "run.sh", "table.md", "parting.md", "commands.txt", "prompts.json", "results.json",
+        "README.md", "run.sh", "table.md", "proof.md", "parting.md", "commands.txt", "prompts.json", "results.json",
         "checkpoints.json", "hashes.json", "given.py", "hashes.py", "checkpoint.py", "wide.py", "reference.py",
         "noise.py", "compare.py", "test_export.py", "cell-1.patch.diff", "cell-4.patch.diff",
         "packages/builder-0.14.1.txt", "packages/builder-0.18.0.txt", "packages/runtime.txt", "packages/reference.txt",
@@ -149,6 +152,16 @@ def test_the_readme_says_what_and_how_to_see_it(db, tmp_path):
     assert "  p: first 1, largest 1, forced 1; 2 × noise, no verdict; identical, 3 tokens: 'a\\nb'" in text
     assert "db show" not in text + read(tmp_path / "out", "table.md")
     assert "replaced in cell-1.patch.diff, cell-4.patch.diff" in text
+
+
+def test_the_baseline_that_the_proof_stands_on_can_be_made_too(db, tmp_path):
+    out = tmp_path / "out"
+    evidence.write(db, "fixed", out)
+    assert [one["cell"] for one in json.loads(read(out, "results.json"))["cells"]] == [1, 2]
+    text = read(out, "README.md")
+    assert "- Cell 1: as claimed." in text and "- Cell 2:" not in text
+    assert "### Export of cell 2: lm, builder 0.14.1, patch none" in text and "compare.py 2" in text
+    assert "0.14.1 with only fix" in read(out, "proof.md")
 
 
 def test_a_patch_against_main_is_enclosed_where_it_is_given_or_known(db, tmp_path):
@@ -262,7 +275,7 @@ def test_half_a_folder_never_stands(db, tmp_path, monkeypatch):
 
 
 def test_what_is_not_there_is_said(db, tmp_path):
-    with pytest.raises(query.NotInDatabase, match="'d' is not kept; there are: c, none"):
+    with pytest.raises(query.NotInDatabase, match="'d' is not kept; there are: c, fixed, none"):
         evidence.write(db, "d", tmp_path / "out")
     with pytest.raises(query.NotInDatabase, match="no cell yet: python -m runner -m builder=9"):
         evidence.write(db, "none", tmp_path / "out")
