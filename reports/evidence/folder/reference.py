@@ -22,6 +22,8 @@ import torch
 import transformers
 import wide
 
+transformers.utils.logging.disable_progress_bar()
+
 
 def load(wanted: dict, dtype: str | None = None, attention: str | None = None):
     """The model of a prompt set, in its own dtype and attention or in others; one in float64 computes in it."""

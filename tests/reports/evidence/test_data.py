@@ -9,11 +9,11 @@ from reports.evidence import data
 THRESHOLDS = {"within": 10.0, "broken": 1000.0}
 
 
-def cell(status="ok", multiple=None, identical=True, verdict="elevated"):
+def cell(status="ok", multiple=None, identical=True, verdict="elevated", builder="0.18.0"):
     prompts = [{"prompt": "p", "tokens_identical": identical}] if status == "ok" else []
     thresholds = THRESHOLDS if status == "ok" else None
     return {
-        "cell": 1, "status": status, "verdict": verdict, "thresholds": thresholds, "multiple_of_noise": multiple,
+        "cell": 1, "builder": builder, "status": status, "verdict": verdict, "thresholds": thresholds, "multiple_of_noise": multiple,
         "prompts": prompts,
     }  # fmt: skip
 
@@ -34,9 +34,12 @@ def test_the_bound_is_the_claims_or_a_verdicts(expect, verdicts, bound):
 
 
 def test_each_cell_says_what_its_unit_test_gives():
-    cells = [cell(multiple=460.0), cell(multiple=3e6, identical=False), cell("export_failed"), cell(multiple=None)]
+    cells = [
+        cell(multiple=460.0), cell(multiple=3e6, identical=False), cell("export_failed"), cell("run_failed"),
+        cell(multiple=None), cell(multiple=1.0, builder="none"),
+    ]  # fmt: skip
     data.with_checks(cells, {"verdict": ["elevated"]})
-    assert [one["check"]["expected"] for one in cells] == ["passes", "fails", "fails", None]
+    assert [one["check"]["expected"] for one in cells] == ["passes", "fails", "fails", "fails", None, None]
     assert (
         cells[1]["check"]["why"] == "1 of 1 texts part from the reference's, and up to 3.0e+06 × noise is above 1000 ×"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from reports import evidence
-from reports.evidence.folder import given
+from reports.evidence.folder import given, hashes
 
 FOLDER = Path(evidence.__file__).parent / "folder"
 THRESHOLDS = {"within": 10.0, "broken": 1000.0}
@@ -84,3 +84,29 @@ def test_a_builder_that_fails_is_told_by_its_last_line(unit_test):
     assert done.returncode == 1
     assert "the builder ended with 1 and said: KeyError: 'rope_type'" in done.stderr
     assert "FAILED (failures=1, skipped=2)" in done.stderr
+
+
+def test_a_folder_of_weights_is_held_to_its_hashes(tmp_path):
+    for name in ("given.py", "hashes.py", "checkpoint.py"):
+        shutil.copy(FOLDER / name, tmp_path)
+    lm = tmp_path / "checkpoints" / "lm"
+    lm.mkdir(parents=True)
+    (lm / "config.json").write_text("{}")
+    files = [{"file": "config.json", "sha256": hashes.sha256(lm / "config.json")}, {"file": "code.py", "sha256": "0"}]
+    one = {"folder": "checkpoints/lm", "origin": "hub a/b at 01", "hash": None, "files": files, "made": None}
+    other = {**one, "folder": "checkpoints/other", "hash": hashes.whole_hash(lm), "files": None}
+    (tmp_path / "checkpoints.json").write_text(json.dumps({"checkpoints": [one, other]}))
+
+    def check() -> tuple[int, list[str]]:
+        command = [sys.executable, "checkpoint.py", "check"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        return done.returncode, done.stdout.splitlines()
+
+    assert check() == (1, ["checkpoints/lm: as hashed", "checkpoints/other: it is not there; hub a/b at 01"])
+    shutil.copytree(lm, tmp_path / "checkpoints" / "other")
+    assert check() == (0, ["checkpoints/lm: as hashed", "checkpoints/other: as hashed"])
+    for name in ("lm", "other"):
+        (tmp_path / "checkpoints" / name / "config.json").write_text("{ }")
+    assert check() == (
+        1, ["checkpoints/lm: config.json is another", "checkpoints/other: the hash over all of its files is another"],
+    )  # fmt: skip

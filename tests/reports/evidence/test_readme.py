@@ -55,6 +55,7 @@ def paste(folder: Path, commands: str) -> subprocess.CompletedProcess[str]:
     links = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS")
     variables = {
         **kept, **({"UV_FIND_LINKS": links} if links else {}), "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1",
+        "HF_HOME": str(folder / "no_hub"), "HF_ENDPOINT": "http://127.0.0.1:9",
         "PATH": f"{paths.PROJECT / '.venv' / 'bin'}:{os.environ['PATH']}",
     }  # fmt: skip
     return subprocess.run(
