@@ -13,8 +13,8 @@ def cell(status="ok", multiple=None, identical=True, verdict="elevated", builder
     prompts = [{"prompt": "p", "tokens_identical": identical}] if status == "ok" else []
     thresholds = THRESHOLDS if status == "ok" else None
     return {
-        "cell": 1, "builder": builder, "status": status, "verdict": verdict, "thresholds": thresholds, "multiple_of_noise": multiple,
-        "prompts": prompts,
+        "cell": 1, "builder": builder, "status": status, "verdict": verdict, "thresholds": thresholds,
+        "multiple_of_noise": multiple, "prompts": prompts,
     }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import uv
 from lab import ENVIRONMENTS, Lab, with_transformers_5
 
 from runner import paths
@@ -56,7 +57,7 @@ def paste(folder: Path, commands: str) -> subprocess.CompletedProcess[str]:
     variables = {
         **kept, **({"UV_FIND_LINKS": links} if links else {}), "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1",
         "HF_HOME": str(folder / "no_hub"), "HF_ENDPOINT": "http://127.0.0.1:9",
-        "PATH": f"{paths.PROJECT / '.venv' / 'bin'}:{os.environ['PATH']}",
+        "PATH": f"{Path(uv.find_uv_bin()).parent}:{os.environ['PATH']}",
     }  # fmt: skip
     return subprocess.run(
         ["bash", "-c", commands], cwd=folder, capture_output=True, text=True, env=variables, timeout=600
