@@ -23,6 +23,8 @@ from reports.hiding import hidden, hider, labels
 
 # Files that go into the folder as they are.
 SCRIPTS = Path(__file__).parent / "folder"
+# What a table says of this project's commands.
+OURS = re.compile(r"[;:] `python -m db show \d+`| [^.\n]*: `python -m (?:db|reports|runner|benchmarks)\b[^`]*`\.")
 ENCLOSE_UP_TO = 20.0  # megabytes, of a checkpoint
 
 
@@ -161,4 +163,4 @@ def table(engine: Engine, rows: Sequence[Mapping[str, Any]]) -> str:
         row | sweep_report.from_prompts(prompts.get(row["result"], []), row)
         for row in notes.with_findings(engine, [dict(row) for row in rows])
     ]
-    return re.sub(r"[;:] `python -m db show \d+`", "", sweep_report.table({"rows": shown})) + "\n"
+    return OURS.sub("", sweep_report.table({"rows": shown})) + "\n"
