@@ -97,10 +97,15 @@ def sentence(rows: list[dict[str, Any]]) -> str:
     error in the first layer does not hide a large one that a later layer adds.
     """
     if any(row["non_finite_count"] for row in rows):
-        first = next(row for row in rows if row["non_finite_count"])
-        return f"not finite from {layers(first)} on."
+        first = next(n for n, row in enumerate(rows) if row["non_finite_count"])
+        bad = [row for row in rows if row["non_finite_count"]]
+        if bad == rows[first:]:
+            return f"not finite from {layers(bad[0])} on."
+        return f"not finite at {', '.join(map(layers, bad))}, and finite deeper."
     if any(row["multiple_largest"] is None for row in rows):
         return "no noise floor, so nothing can be said."
+    if coarse := [row for row in rows if row["verdict"] is None]:
+        return f"too noisy at {', '.join(map(layers, coarse))} for a verdict, so nothing can be said."
     within = rows[0]["thresholds"]["within"]
     if all(ratio(row) <= within for row in rows):
         return f"within the noise at every depth, at most {told(max(rows, key=ratio))}."
@@ -113,14 +118,15 @@ def sentence(rows: list[dict[str, Any]]) -> str:
     said += [jump(one, two, within) for one, two in jumps]
     if len(jumps) + (ratio(rows[0]) > within) > 1:
         said.append("so more than one error may be there: run the depths between, and prove each by one change")
-    said += [
-        f"from {layers(run[0])} to {layers(run[-1])} it grows from {multiple(ratio(run[0]))} to"
-        f" {multiple(ratio(run[-1]))} × noise, no step of it more than {ENTERS:g} times"
-        for run in between(rows, jumps)
-        if ratio(run[-1]) > GROWS * ratio(run[0]) and ratio(run[-1]) > within
-    ]
-    if len(said) == 1 and not jumps and len(rows) > 1:
+    risen = list(filter(None, (growth(run, within) for run in between(rows, jumps))))
+    said += risen
+    sunk = fall(rows, within)
+    if len(said) == 1 and not jumps and not risen and not sunk:
         said.append("depth does not build it up")
+    said += [sunk] if sunk else []
+    if not said:  # it crosses the threshold, and by no step that would say where
+        worst = max(rows, key=ratio)
+        said.append(f"beyond the noise with {told(worst)}, and no step is large enough to say where from")
     return f"{'; '.join(said)}."
 
 
@@ -137,6 +143,37 @@ def jump(one: Mapping[str, Any], two: Mapping[str, Any], within: float) -> str:
     if ratio(one) <= within:
         return f"{what}: an error enters in {place} (counted from 0)"
     return f"{what}, {ratio(two) / ratio(one):.0f} times: {place} (counted from 0) adds an error, or amplifies that one"
+
+
+def growth(run: Sequence[Mapping[str, Any]], within: float) -> str:
+    """The largest rise in a run of depths without a jump; "" where it does not grow beyond the noise."""
+    pairs = [(one, two) for n, one in enumerate(run) for two in run[n + 1 :] if ratio(two) > within]
+    pairs = [(one, two) for one, two in pairs if ratio(two) > GROWS * ratio(one)]
+    if not pairs:
+        return ""
+    one, two = max(pairs, key=lambda pair: (ratio(pair[1]) - ratio(pair[0]), -depth(pair[0])))
+    steps = itertools.pairwise([row for row in run if depth(one) <= depth(row) <= depth(two)])
+    small = all(ratio(after) <= ENTERS * ratio(before) for before, after in steps)
+    how = f", no step of it more than {ENTERS:g} times" if small else ""
+    return (
+        f"from {layers(one)} to {layers(two)} it grows from {multiple(ratio(one))} to {multiple(ratio(two))} × noise{how}"
+    )
+
+
+def fall(rows: Sequence[Mapping[str, Any]], within: float) -> str:
+    """That a deeper model, which has the layers of the worst one and more, has less of its error; "" where none does."""
+    worst = max(rows, key=lambda row: (ratio(row), -depth(row)))
+    later = [row for row in rows if depth(row) > depth(worst)]
+    least = min(later, key=ratio, default=None)
+    if least is None or not (ratio(least) <= within or ratio(worst) > ENTERS * ratio(least)):
+        return ""
+    told_multiple = f"{multiple(ratio(least))} × noise"
+    if ratio(least) > within:
+        return f"at {layers(least)} it is less again, {told_multiple}"
+    return (
+        f"but at {layers(least)}, with the same layers and more, it is within the noise ({told_multiple}): the error is"
+        " the shallower model's alone, or does not reach the logits there"
+    )
 
 
 def between(rows: list[dict[str, Any]], jumps: Sequence[tuple]) -> list[list[dict[str, Any]]]:

@@ -38,16 +38,37 @@ def rows(**ratios: float | None) -> list[dict]:
         (rows(l1=20.0, l2=22.0, l4=25.0, l5=24000.0, l7=23900.0), "more than one error may be there"),
         (rows(l1=1.0, l7=2.0), "within the noise at every depth"),
         (rows(l1=None, l7=2.0), "no noise floor"),
+        # What comes and goes, and what no step brings.
+        (rows(l1=500.0, l2=9.0), "at 2 layers, with the same layers and more, it is within the noise (9 × noise)"),
+        (rows(l1=5.0, l2=40.0, l4=300.0, l8=5.0), "from 1 layer to 4 layers it grows from 5 to 300 × noise"),
+        (rows(l1=5.0, l2=40.0, l4=300.0, l8=5.0), "the shallower model's alone, or does not reach the logits there"),
+        (rows(l1=20.0, l2=900.0, l4=50.0), "at 4 layers it is less again, 50 × noise"),
+        (rows(l2=9.0, l4=11.0), "beyond the noise with 1.1e-05 (11 × noise) at 4 layers, and no step is large enough"),
     ],
 )
 def test_the_sentence_says_what_the_rows_support(found, said):
     assert said in depth.sentence(found)
 
 
+@pytest.mark.parametrize(
+    "found", [rows(l1=500.0, l2=9.0), rows(l1=5.0, l2=9.0, l4=19.0, l8=25.0), rows(l1=500.0, l2=1500.0)]
+)
+def test_nothing_builds_up_is_said_only_where_nothing_rises_or_falls(found):
+    assert "depth does not build it up" not in depth.sentence(found)
+
+
 def test_numbers_that_are_none_are_told_by_their_depth():
-    found = rows(l1=1.0, l2=1.0)
+    found = rows(l1=1.0, l2=1.0, l4=1.0)
     found[1]["non_finite_count"] = 1
-    assert "not finite from 2 layers on" in depth.sentence(found)
+    assert depth.sentence(found) == "not finite at 2 layers, and finite deeper."
+    found[2]["non_finite_count"] = 1
+    assert depth.sentence(found) == "not finite from 2 layers on."
+
+
+def test_what_is_too_noisy_for_a_verdict_is_no_statement():
+    found = rows(l1=1.0, l2=1.0)
+    found[1]["verdict"] = None
+    assert depth.sentence(found) == "too noisy at 2 layers for a verdict, so nothing can be said."
 
 
 def report(**ratios: float) -> dict:
