@@ -112,10 +112,13 @@ def in_chunks(session: Session, query: Any, column: Any, values: Sequence[int]) 
 def parts_of(cell: Cell, result: Result | None) -> dict[str, Any]:
     factors = {name: getattr(cell, name) for name in FACTORS if name != "patch"}
     made = {"options": cell.options or "", "stand-in": (result and result.stand_in) or ""}
-    return factors | made | {
+    if result and result.status != "ok":  # a failure has no numbers to be measured by a version, or held to thresholds
+        made |= {"measurement version": None, "thresholds": None}
+    kept = {
         word: getattr(cell, name, None) if name == "source_tree" else getattr(result, name, None)
         for name, word in MADE_OF.items()
-    }  # fmt: skip
+    }
+    return factors | kept | made
 
 
 def machine_of(machine: Machine) -> str:

@@ -94,7 +94,7 @@ def prompts_of(engine: Engine, results: Sequence[int]) -> dict[int, dict[str, Pr
         for result, name, verdict, free, forced, identical in in_chunks(
             session, columns, PromptResult.result_id, results
         ):
-            multiples = [ratio for ratio in (free, forced) if ratio is not None]
+            multiples = [ratio for ratio in (free, forced) if ratio is not None and verdict != "non_finite"]
             numbers = PromptNumbers(verdict, max(multiples, default=None), identical)
             found.setdefault(result, {})[name] = numbers
     return found
@@ -116,7 +116,8 @@ def change_of(
         return "" if same else f"{in_short(one)} → {in_short(two)}"
     mine, theirs = (prompts.get(row["result"], {}) for row in (one, two))
     names = [name for name in mine if name in theirs]
-    moved = [name for name in names if moves(mine[name], theirs[name])]
+    alike = one["thresholds"] == two["thresholds"]
+    moved = [name for name in names if moves(mine[name], theirs[name], alike)]
     said = []
     if moved:
         worst = max(moved, key=lambda name: max(mine[name].multiple or 0, theirs[name].multiple or 0))
@@ -136,11 +137,12 @@ def change_of(
     return "; ".join(said)
 
 
-def moves(one: PromptNumbers, two: PromptNumbers) -> bool:
-    """Whether a prompt's numbers are another finding."""
+def moves(one: PromptNumbers, two: PromptNumbers, alike: bool = True) -> bool:
+    """Whether a prompt's numbers are another finding. alike: whether both were held to the same thresholds; where not,
+    another verdict alone is none."""
     if one.verdict in GOOD and two.verdict in GOOD:
         return False
-    if one.verdict != two.verdict:
+    if one.verdict != two.verdict and (alike or None in (one.multiple, two.multiple)):
         return True
     if one.multiple is None or two.multiple is None or one.verdict is None:
         return False  # without a noise floor no size of a difference says anything
@@ -149,6 +151,8 @@ def moves(one: PromptNumbers, two: PromptNumbers) -> bool:
 
 
 def numbers(prompt: PromptNumbers) -> str:
+    if prompt.verdict == "non_finite":
+        return "not finite"
     return "no multiple" if prompt.multiple is None else f"{prompt.multiple:.2g} × noise"
 
 

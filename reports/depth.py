@@ -155,13 +155,12 @@ def growth(run: Sequence[Mapping[str, Any]], within: float) -> str:
     steps = itertools.pairwise([row for row in run if depth(one) <= depth(row) <= depth(two)])
     small = all(ratio(after) <= ENTERS * ratio(before) for before, after in steps)
     how = f", no step of it more than {ENTERS:g} times" if small else ""
-    return (
-        f"from {layers(one)} to {layers(two)} it grows from {multiple(ratio(one))} to {multiple(ratio(two))} × noise{how}"
-    )
+    size = f"from {multiple(ratio(one))} to {multiple(ratio(two))} × noise"
+    return f"from {layers(one)} to {layers(two)} it grows {size}{how}"
 
 
 def fall(rows: Sequence[Mapping[str, Any]], within: float) -> str:
-    """That a deeper model, which has the layers of the worst one and more, has less of its error; "" where none does."""
+    """That a deeper model, with the layers of the worst one and more, has less of its error; "" where none has."""
     worst = max(rows, key=lambda row: (ratio(row), -depth(row)))
     later = [row for row in rows if depth(row) > depth(worst)]
     least = min(later, key=ratio, default=None)

@@ -33,7 +33,7 @@ def markdown(report: dict[str, Any]) -> str:
     """One row a pair: the factor, its better and its worse value, what each gave, and what else is the same."""
     rows = report["pairs"]
     if not rows:
-        return "No two stored cells differ in one factor alone and in their verdict."
+        return "No two stored cells differ in one factor alone and in their verdict, by more than a threshold."
     body = [
         [
             row["axis"],

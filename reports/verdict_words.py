@@ -29,9 +29,9 @@ def verdict_words(row: Mapping[str, Any]) -> str:
 
 def threshold(row: Mapping[str, Any]) -> str:
     """What a verdict was given by: " (1.3 of 4 ×)", the largest multiple of the noise and the threshold of what is
-    within it; "" without one of them."""
+    within it; "" without one of them, and where numbers are not finite: the multiple is then that of others."""
     limit, found = limit_of(row), row.get("multiple_largest")
-    if limit is None or found is None or not row["verdict"]:
+    if limit is None or found is None or row["verdict"] in (None, "non_finite"):
         return ""
     return f" ({multiple(found)} of {limit:g} ×)"
 

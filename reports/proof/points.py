@@ -27,7 +27,7 @@ class PromptPoint:
     not `finite`. text: SAME, OTHER (not the reference's, and whether it is wrong
     is not known), WRONG (the reference's answer is as expected, this one is not),
     or None where the reference makes no sense itself. limit: the multiple up to
-    which it is noise.
+    which it is noise. noisy: its floor is too large for a verdict.
     """
 
     name: str
@@ -36,6 +36,7 @@ class PromptPoint:
     text: int | None
     limit: float
     finite: bool = True
+    noisy: bool = False
 
     @property
     def measured(self) -> bool:
@@ -66,6 +67,17 @@ class Point:
         """Whether all prompts that can be judged are within the noise."""
         judged = [prompt.within for prompt in self.prompts if prompt.measured]
         return self.ok and bool(judged) and all(judged)
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing is wrong as far as is known: within the noise, and no text of a prompt that has no verdict is
+        another than the reference's."""
+        return self.within and self.right
+
+    @property
+    def noisy(self) -> bool:
+        """Whether it says nothing since its noise floors are too large for a verdict."""
+        return not self.measured and any(prompt.noisy for prompt in self.prompts)
 
     @property
     def right(self) -> bool:
@@ -107,7 +119,8 @@ def prompt_point(prompt: Any, limit: float) -> PromptPoint:
     text = text_of(prompt, within)
     if text is None and largest is not None:  # a text that says nothing takes nothing from the numbers
         within = largest <= limit
-    return PromptPoint(prompt.prompt, within, largest, text, limit, finite)
+    noisy = prompt.verdict is None and bool(ratios)
+    return PromptPoint(prompt.prompt, within, largest, text, limit, finite, noisy)
 
 
 def text_of(prompt: Any, within: bool) -> int | None:
@@ -196,7 +209,7 @@ def told_prompts(prompts: Sequence[PromptPoint]) -> str:
         return "numbers that are not finite"
     found = [prompt.multiple for prompt in prompts if prompt.multiple is not None]
     if not found:
-        return "no noise floor"
+        return "no verdict, too noisy" if any(prompt.noisy for prompt in prompts) else "no noise floor"
     return " and ".join([f"{multiple(max(found))} × noise", *texts(prompts)])
 
 

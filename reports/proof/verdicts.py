@@ -58,8 +58,9 @@ def judge(points: Mapping[Units, Point], changes: Sequence[str]) -> list[Verdict
     so.
     """
     known = {units: point for units, point in points.items() if point.measured}
+    unjudged = {units: point for units, point in points.items() if not point.measured}
     best = best_set(known)
-    return [judge_one(known, set(points) - set(known), best, change, frozenset(changes)) for change in changes]
+    return [judge_one(known, unjudged, best, change, frozenset(changes)) for change in changes]
 
 
 def best_set(points: Mapping[Units, Point]) -> Units:
@@ -117,8 +118,10 @@ def hidden(points: Mapping[Units, Point], among: Units, change: str) -> bool:
     )
 
 
-def judge_one(points: Mapping[Units, Point], no_floor: set[Units], best: Units, change: str, every: Units) -> Verdict:
-    """points: those that say something. no_floor: the sets whose cells have no noise floor. every: all changes."""
+def judge_one(
+    points: Mapping[Units, Point], unjudged: Mapping[Units, Point], best: Units, change: str, every: Units
+) -> Verdict:
+    """points: those that say something. unjudged: those of cells without a verdict. every: all changes."""
     alone = frozenset({change})
     rest = best - alone
     wanted = (NONE, alone, rest, rest | alone)
@@ -127,8 +130,11 @@ def judge_one(points: Mapping[Units, Point], no_floor: set[Units], best: Units, 
     def missing(*wanted: Units) -> tuple[Units, ...]:
         return tuple(dict.fromkeys(units for units in wanted if units not in points))
 
-    if no_floor & {*wanted, *([] if best else [every])}:
-        return Verdict(change, NOT_ENOUGH, "a cell has no noise floor: run it with noise.variants as they come")
+    if mute := [unjudged[units] for units in (*wanted, *([] if best else [every])) if units in unjudged]:
+        why = "a cell has no noise floor: run it with noise.variants as they come"
+        if all(point.noisy for point in mute):
+            why = "a cell's noise floor is too large for a verdict on any of its prompts"
+        return Verdict(change, NOT_ENOUGH, why)
     if base is None:
         return Verdict(change, NOT_ENOUGH, "the baseline is missing", missing(NONE, alone))
     if mine is not None and (found := good_alone(change, base, mine)):
@@ -139,7 +145,7 @@ def judge_one(points: Mapping[Units, Point], no_floor: set[Units], best: Units, 
     worse = mine is not None and worsens(base, mine)
     if worse and change not in best:
         return Verdict(change, WORSE, f"alone {takes(base, mine)}")
-    if mine is not None and base.within:
+    if mine is not None and base.good:
         return Verdict(change, NO_EFFECT, f"the baseline is within the noise already ({told(base)})")
     others = listed(sorted(rest))
     if mine is not None and not best and every not in points:
@@ -171,9 +177,9 @@ def judge_one(points: Mapping[Units, Point], no_floor: set[Units], best: Units, 
 
 def good_alone(change: str, base: Point, mine: Point) -> Verdict | None:
     """The verdict on a change that makes it better alone; None where it does not."""
-    if base.within or not helps(base, mine):
+    if base.good or not helps(base, mine):
         return None
-    if mine.within:
+    if mine.good:
         more = " and makes the wrong text right" if any(prompt.text == WRONG for prompt in base.prompts) else ""
         return Verdict(change, PROVEN, f"alone {takes(base, mine)}, within the noise{more}")
     if mends(base, mine):
@@ -233,11 +239,12 @@ def together(points: Mapping[Units, Point], changes: Sequence[str], shares: Mapp
         return ""
     ordered = [change for change in changes if change in best]
     full, names = points[best], listed(ordered)
-    whole = (
-        f"{names} together are within the noise ({told(full)}): {COMPLETE}."
-        if full.within
-        else f"{names} together leave {told(full)}: something else is wrong too."
-    )
+    if full.good:
+        whole = f"{names} together are within the noise ({told(full)}): {COMPLETE}."
+    elif full.within:  # what is left is in prompts without a verdict: rounding may do that, and so may a fault
+        whole = f"{names} together leave {told(full)}: whether something else is wrong is not known."
+    else:
+        whole = f"{names} together leave {told(full)}: something else is wrong too."
     needed = [change for change in ordered if best - {change} in points]
     if len(needed) < 2:
         return whole

@@ -23,7 +23,10 @@ def engine(tmp_path):
 
 
 def row(result: int, **given) -> dict:
-    base = {"result": result, "status": "ok", "error": None, "verdict": "broken", "constants_wrong": None}
+    base = {
+        "result": result, "status": "ok", "error": None, "verdict": "broken", "constants_wrong": None,
+        "thresholds": {"within": 3.0, "broken": 1000.0},
+    }  # fmt: skip
     return base | given
 
 
@@ -44,11 +47,27 @@ def numbers(multiple: float | None, verdict: str | None, identical: bool = True)
         (numbers(9e4, "broken"), numbers(9e4, "broken", False), "identical texts"),
         (numbers(None, None), numbers(None, None), ""),
         (numbers(500.0, "elevated"), numbers(None, "non_finite"), "elevated → non finite"),
+        (numbers(500.0, "elevated"), numbers(2.0, "non_finite"), "5e+02 × noise → not finite in p"),
     ],
 )
 def test_a_change_is_by_verdict_and_multiples_over_all_steps(one, two, said):
     found = change_of(row(1), row(2), {1: {"p": one}, 2: {"p": two}})
     assert said in found if said else found == ""
+
+
+@pytest.mark.parametrize(
+    ("after", "changed"),
+    [
+        (numbers(5.0, "elevated"), False),
+        (numbers(50.0, "elevated"), True),
+        (numbers(None, "non_finite"), True),
+        (numbers(5.0, "elevated", False), True),
+    ],
+)
+def test_other_thresholds_alone_are_no_other_finding(after, changed):
+    before, looser = numbers(5.0, "within_noise"), {"within": 10.0, "broken": 1000.0}
+    found = change_of(row(1, thresholds=looser), row(2), {1: {"p": before}, 2: {"p": after}})
+    assert bool(found) is changed
 
 
 def test_a_change_in_a_prompt_that_is_not_the_worst_is_seen():

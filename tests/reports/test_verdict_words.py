@@ -103,3 +103,8 @@ def claims(folder) -> str:
         encoding="utf-8",
     )
     return path
+
+
+def test_the_multiple_of_other_prompts_is_not_that_of_what_is_not_finite():
+    row = {"verdict": "non_finite", "multiple_largest": 2.9, "thresholds": {"within": 3.0}, "constants_wrong": None}
+    assert verdict_words(row) == "non finite"

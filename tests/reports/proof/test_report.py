@@ -15,11 +15,12 @@ SAME = {"transformers": "5.13.0"}
 SHAPE = {"model": "m", "builder": "1", "patch": "none"}
 
 
-def measured(multiple: float, right: bool = True):
+def measured(multiple: float, right: bool = True, version: int = 1):
     """A result whose largest difference is `multiple` times its noise floor."""
     verdict = "within_noise" if multiple <= 10 else "broken"
     numbers = prompt("p", multiple * FLOOR, multiple * FLOOR, identical=right) | {"verdict": verdict}
     values = {"thresholds": {"within": 10.0, "broken": 1000.0}, "checkpoint_hash": "c", "noise_key": "n"}
+    values |= {"measurement_version": version}
     return ok(numbers, hash=f"{multiple}{right}", **values)
 
 
@@ -57,6 +58,14 @@ def test_the_newest_of_equal_cells_counts(lab):
     add("", 500)
     add("a", 400)
     add("a", 2)
+    assert words(designs()[0]) == {"a": "proven"}
+
+
+def test_a_failure_is_a_baseline_whatever_measured_others_then(lab):
+    add, designs = lab
+    failed = {"status": "export_failed", "failed_stage": "export", "error_type": "KeyError", "error": "x"}
+    add("", 0, result=ok(hash="f", **failed, measurement_version=1))
+    add("a", 2, result=measured(2, version=2))
     assert words(designs()[0]) == {"a": "proven"}
 
 

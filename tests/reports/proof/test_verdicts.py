@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from points import FAILED, NO_FLOOR, NOT_FINITE, cell, design, point, prompt
 
-from reports.proof.points import SAME, WRONG, helps, mends
+from reports.proof.points import OTHER, SAME, WRONG, helps, mends
 from reports.proof.shares import shares_of
 from reports.proof.verdicts import best_set, judge, together
 
@@ -55,6 +56,27 @@ def test_verdicts(cells, words):
     points = design(**cells)
     changes = sorted(set(itertools.chain.from_iterable(points)))
     assert [verdict.word for verdict in judge(points, changes)] == words
+
+
+NOISY = replace(prompt(None), noisy=True)  # a prompt whose noise floor is too large for a verdict
+
+
+def test_a_text_of_a_prompt_without_a_verdict_is_not_within_the_noise():
+    other, right = cell(1.0, replace(NOISY, text=OTHER)), cell(1.0, NOISY)
+    (found,) = judge(design(none=other, a=right), ["a"])
+    assert (found.word, "no effect" in found.why) == ("proven", False)
+    assert "and another text in 1 of 2 to 1 × noise" in found.why and "residue" not in found.why
+    bad = cell(500.0, replace(NOISY, text=OTHER))
+    points = design(
+        none=bad, a=cell(50.0, replace(NOISY, text=OTHER)), b=cell(60.0, replace(NOISY, text=OTHER)), ab=other
+    )
+    said = together(points, ["a", "b"], {})
+    assert "complete" not in said and "whether something else is wrong is not known" in said
+
+
+def test_a_floor_that_is_too_large_is_not_a_missing_one():
+    (found,) = judge(design(none=cell(NOISY), a=cell(NOISY)), ["a"])
+    assert found.word == "not enough cells" and "too large for a verdict" in found.why
 
 
 def test_what_is_missing_is_named():
