@@ -24,6 +24,9 @@ FACTORS = (
 
 
 AXES = (*FACTORS, "options")
+# What numbers mean by now; a result of a lower version was measured by an older one. `runner/worker/compare.py` has the
+# same, since a worker imports nothing of the project.
+MEASUREMENT_VERSION = 3
 # From best to worst; a cell's verdict is the worst of its prompts', and a failed cell's is the last.
 VERDICTS = ("within_noise", "near_tie", "elevated", "broken", "non_finite", "failed")
 

@@ -93,9 +93,9 @@ def pinned(factor: str, row: Mapping[str, Any], config: Mapping[str, Any]) -> li
         more = [f"builder.{key}={quoted(part[key])}" for key in ("transformers", "as_of") if part.get(key)]
         if part.get("kind") == "git":
             repo = [f"builder.repo={quoted(part['repo'])}"] if part.get("repo") else []
-            return ["builder=main", f"builder.ref={quoted(part['ref'])}", *repo, *more]
+            return ["builder=main", f"builder.ref={quoted(part.get('ref') or row['builder'])}", *repo, *more]
         if part.get("kind") == "path":
-            return ["builder=path", f"builder.path={quoted(part['path'])}", *more]
+            return ["builder=path", f"builder.path={quoted(part.get('path') or row['builder'])}", *more]
         return [f"builder={row[factor]}", *more]
     if factor == "runtime":  # named like its file, with blanks for a reader
         return [f"runtime={quoted(row[factor].replace(' ', '_'))}"]

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, func, select
 from db import detail, items, query
 from db.differences import in_chunks
 from db.engine import open_database, reading
-from db.models import Cell, Result
+from db.models import MEASUREMENT_VERSION, Cell, Result
 from db.output import markdown_code
 from reports import commands
 from reports.table import cells
@@ -37,7 +37,8 @@ def lines(engine: Engine, rows: Sequence[Mapping[str, Any]], shown: bool | None 
     """A sentence for each sweep with cells of an older version, with the commands that measure them again.
 
     rows: of `query.cell_rows`, all that the report was asked for, before any is left out. shown: whether the report
-    has them in its table all the same; None: as `query.of_one_measurement` does it. Of an older version only the
+    has them all in its table; None: those of the rows' newest version, as `query.of_one_measurement` has it; False:
+    those of the newest version that is stored. Of an older version only the
     newest cell of its kind counts, and none that a newer version measured too.
     """
     old = superseded_not(engine, [row["cell"] for row in rows if row["status"] == "ok"])
@@ -50,11 +51,12 @@ def lines(engine: Engine, rows: Sequence[Mapping[str, Any]], shown: bool | None 
     groups: dict[tuple[int, int], list[Measured]] = {}
     for one in old:
         groups.setdefault((one.sweep, one.version), []).append(one)
-    if shown is None:  # where no newer one is among the rows, a report shows what there is
-        shown = all(row["measurement_version"] < newest for row in rows if row["status"] == "ok")
+    # The version of the numbers that a report shows, where it shows one version alone.
+    here = query.newest_measurement(list(rows)) if shown is None else stored_version(engine)
     told = []
     for (sweep, version), mine in sorted(groups.items()):
-        what = f"shown, though the newest is {newest}" if shown else f"left out beside those of version {newest}"
+        seen = shown or version == here
+        what = f"shown, though the newest is {newest}" if seen else f"left out beside those of version {here}"
         how = again(engine, sweep, [of_rows[one.cell] for one in mine], configs, asked[sweep])
         names = cells(one.cell for one in mine).capitalize()
         told.append(f"{names}: measured by version {version}, {what}; measure again: {how}")
@@ -62,7 +64,12 @@ def lines(engine: Engine, rows: Sequence[Mapping[str, Any]], shown: bool | None 
 
 
 def newest_version(engine: Engine) -> int:
-    """The newest version of the measuring that any result has; 0 without one."""
+    """The newest version of the measuring: this program's, or a newer one that a result has."""
+    return max(MEASUREMENT_VERSION, stored_version(engine))
+
+
+def stored_version(engine: Engine) -> int:
+    """The newest version that any result has; 0 without one."""
     with reading(engine) as session:
         return session.scalar(select(func.max(Result.measurement_version)).where(Result.status == "ok")) or 0
 

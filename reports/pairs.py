@@ -23,7 +23,7 @@ def collect(
     query.check_filters(engine, filters, [])
     query.refuse_absent("--factor", axes, set(AXES))
     rows = pairs.pair_rows(engine, filters, axes, limit)
-    remeasure = older.lines(engine, query.cell_rows(engine, filters))
+    remeasure = older.lines(engine, query.cell_rows(engine, filters), shown=False)
     not_known = unknown.lines(engine, query.unknown_rows(engine, filters))
     engine.dispose()
     return {"pairs": rows, "remeasure": remeasure, "unknown": not_known}

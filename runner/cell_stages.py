@@ -12,6 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
 
+from db.models import MEASUREMENT_VERSION
 from runner import checkpoints, code_digest, hashing, overlays, schema
 from runner.environments import Resolution
 
@@ -20,8 +21,6 @@ VERSIONS = {
     "checkpoint": 5, "prompts": 5, "reference": 5, "noise": 3, "export": 4, "constants": 4, "candidate": 4,
     "compare": 5,
 }  # fmt: skip
-# How results of the comparison are told apart: the number that rows carry.
-MEASUREMENT_VERSION = 3
 # The part of a stage's inputs that says with what, or where, it was made, and not of what.
 MADE_WITH = {
     "prompts": {"packages"}, "reference": {"packages", "prompts"}, "noise": {"reference", "other_threads"},

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from db.models import MEASUREMENT_VERSION
 from db.record import NewResult, Provenance, loading_rows
 from db.reserved import NOT_COMPARED
 from db.scrub import scrub
 from runner import backends, machine, reservations, schema
-from runner.cell_stages import MEASUREMENT_VERSION
 from runner.cells import Cell
 from runner.checkpoints import CONFIG_DTYPES as DTYPE_WORDS
 from runner.failures import Failure

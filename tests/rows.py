@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from db import record
-from db.models import FACTORS
+from db.models import FACTORS, MEASUREMENT_VERSION
 from db.record import NewResult, Provenance
 
 
@@ -75,7 +75,7 @@ PATCH = Provenance({"patch_outcome": "applied"}, [{"change": "c", "status": "app
 
 
 def ok(*prompts: dict, hash: str = "r", **values) -> NewResult:
-    common = {"hash": hash, "status": "ok", "final": True, "measurement_version": 1}
+    common = {"hash": hash, "status": "ok", "final": True, "measurement_version": MEASUREMENT_VERSION}
     environment = {"hash": "e", "platform": "p", "packages": {"torch": "2", "numpy": "1"}}
     return NewResult(
         common | values,

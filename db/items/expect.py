@@ -190,8 +190,9 @@ def refuse_empty_bounds(found: Mapping[str, Any], where: str) -> None:
     """Two bounds between which there is nothing are a slip."""
     for low, high in ((a, b) for a in BOUNDS for b in BOUNDS if a in found and b in found):
         (one, least), (two, most) = BOUNDS[low], BOUNDS[high]
-        if one == two and most == "most" and least != "most" and not found[low] <= found[high]:
-            above = f"{low} {found[low]:g} is more than {high} {found[high]:g}"
+        empty = found[low] >= found[high] if least == "above" else found[low] > found[high]
+        if one == two and most == "most" and least != "most" and empty:
+            above = f"{low} {found[low]:g} is not below {high} {found[high]:g}"
             raise ItemsProblem(f"{where}: {above}: no number can be both")
 
 

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from db import pairs, query, record
 from db.engine import open_database
+from db.models import MEASUREMENT_VERSION
 from reports import older
 from reports.__main__ import app
 
@@ -30,8 +31,17 @@ PATCHES = [{"patch": "none", "builder": "0.18.0"}, {"patch": "a+b", "builder": "
 
 
 def test_nothing_is_said_of_one_version(engine):
-    stored(engine, PATCHES, [2, 2])
+    stored(engine, PATCHES, [MEASUREMENT_VERSION] * 2)
     assert older.lines(engine, query.cell_rows(engine)) == []
+
+
+def test_what_this_program_would_measure_otherwise_is_told_though_nothing_newer_is_stored(engine):
+    stored(engine, PATCHES, [1, MEASUREMENT_VERSION - 1])
+    one, two = older.lines(engine, query.cell_rows(engine))
+    newest = MEASUREMENT_VERSION
+    assert f"Cell 1: measured by version 1, left out beside those of version {newest - 1};" in one
+    assert f"Cell 2: measured by version {newest - 1}, shown, though the newest is {newest};" in two
+    assert older.of_builders(engine, {})[1] == two  # the history shows what it has
 
 
 def test_a_whole_sweep_is_measured_again_by_its_own_command(engine):

@@ -10,7 +10,7 @@ import pytest
 from compare import MEASUREMENT_VERSION, ratio, run
 from continuation import save
 
-from runner import cell_stages
+from db import models
 
 WORDS = "abcdefghi"
 THRESHOLDS = {"within": 10.0, "broken": 1000.0}
@@ -363,7 +363,7 @@ def test_the_sides_have_the_same_number_of_prompts(compare, tmp_path):
 
 
 def test_the_runner_knows_the_measurement_version():
-    assert cell_stages.MEASUREMENT_VERSION == MEASUREMENT_VERSION
+    assert models.MEASUREMENT_VERSION == MEASUREMENT_VERSION
 
 
 GROWTH = """
