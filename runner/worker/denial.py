@@ -1,8 +1,9 @@
 """Whether what a text says where an expected text stands may be its denial: "It is not Paris" holds "Paris".
 
 A word of negation in the same sentence, outside the expected text, makes a place undecided, whatever it negates; so
-does a question. The list is short, and a language that is not in it may deny unseen: only in a script that no listed
-language is written in is every longer sentence undecided.
+does a question, and a next sentence that begins with such a word ("Paris. No, Lyon."). The list is short, and a
+language that is not in it may deny unseen: only in a script that no listed language is written in is every longer
+sentence undecided.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ def undecided(text: str, place: Place) -> bool:
     start, end = sentence(text, place)
     around = [text[start : place.start], text[place.end : end]]
     if any(PARTS.search(part) or any(whole(word, part) for word in NEGATIONS) for part in around):
+        return True
+    after = text[end:].lstrip(" \t\r\n\"'”’»)]*_—–-")
+    if any(found.start == 0 and found.whole for word in NEGATIONS for found in places(word, after)):
         return True
     asks = text[end - 1 : end] in tuple(QUESTION) and end > place.end
     return asks or any(script(c) not in SCRIPTS for part in around for c in part if c.isalpha())

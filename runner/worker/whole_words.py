@@ -19,6 +19,10 @@ MID_LETTER = ".'’·․‧﹒＇．"
 MID_NUMBER = ".,;'’٬⁄﹐．，"  # between digits they make one number of two
 NEAR_NUMBER = ":/-−–"  # and these perhaps
 SIGNS = "-−."  # before a number: another number
+SPACES = " \u00a0\u2009\u202f"  # between groups of three digits: perhaps one number
+GROUPS = re.compile(r"(?<!\d)\d{1,3}(?:[ \u00a0\u2009\u202f]\d{3})*$"), re.compile(r"\d{3}(?!\d)")
+# What only chooses how the character before it is drawn, a key's frame around a digit among it.
+DRAWN = "\ufe0e\ufe0f\u20e3"
 SAME = str.maketrans({"’": "'", "ي": "ی", "ك": "ک"})  # Persian text is written with Arabic's yeh and kaf too
 # Scripts whose letters write one word without what UAX #29 calls a boundary (Line_Break SA, and Japanese and Chinese).
 SEQUENCES = (
@@ -80,6 +84,8 @@ def boundary(text: str, at: int) -> bool | None:
     if joined(kind(one), kind(two)):
         mixed = kind(one) != kind(two)  # _Paris_ in markdown, 4km
         return None if mixed or (attaches(one) and attaches(two)) else False
+    if grouped(text, at if kind(two) == "other" else before):
+        return None
     if kind(two) == "other":
         return across(one, two, text[at + 1 : at + 2])
     if kind(one) == "other":
@@ -87,6 +93,11 @@ def boundary(text: str, at: int) -> bool | None:
         signed = one in SIGNS and kind(two) == "number" and kind(left) == "other"
         return None if signed else across(left, one, two)
     return True
+
+
+def grouped(text: str, at: int) -> bool:
+    """Whether what stands at `at` is a space that may part thousands in one number, as in 4 000."""
+    return text[at] in SPACES and bool(GROUPS[0].search(text[:at]) and GROUPS[1].match(text, at + 1))
 
 
 def base(text: str, at: int) -> int:
@@ -132,9 +143,11 @@ def attaches(character: str) -> bool:
 
 def extends(character: str) -> bool:
     """A mark on the character before it, or what joins it to the next."""
+    if character in DRAWN:
+        return False
     return character in JOINERS or unicodedata.category(character) in ("Mn", "Mc", "Me")
 
 
 def is_format(character: str) -> bool:
     """Invisible, such as a mark of direction: it neither joins nor separates."""
-    return unicodedata.category(character) == "Cf" and character not in JOINERS + NO_FORMAT
+    return character in DRAWN or (unicodedata.category(character) == "Cf" and character not in JOINERS + NO_FORMAT)

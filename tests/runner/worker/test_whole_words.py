@@ -52,6 +52,13 @@ def test_a_boundary_is_known_or_not_known_of_any_text(text, at):
         ("תל", "ותל", None),
         ("Paris", "it is _Paris_", None),  # emphasis in markdown, or a name
         ("4", "4km", None),
+        ("4", "4 000 legs", None),  # or one number, its thousands apart
+        ("500", "1\u202f500", None),
+        ("4", "4 5", True),
+        ("4", "4 0000", True),
+        ("1990", "1990 500", True),
+        ("5", "5\ufe0f\u20e3", True),  # the key of 5
+        ("❤", "❤\ufe0f!", True),
         ("4", "۴", True),
         ("14", "１４", True),
         ("isn't", "isn’t", True),
