@@ -115,11 +115,12 @@ def contents(
         "README.md": "\n\n".join(filter(None, parts)) + "\n",
         "table.md": shown,
         **({"proof.md": proof.markdown({"designs": designs})} if designs else {}),
-        **{f"packages/{stem}.txt": packages.lines(entry) for stem, entry in environments.items()},
         "commands.txt": data.commands(facts),
     }
     files = {name: hide(text) for name, text in told.items()}
     files |= {name: hide(text, True) for name, text in diffs.items()}
+    # Verbatim: a version of four numbers looks like a machine's address.
+    files |= {f"packages/{stem}.txt": hide(packages.lines(entry), True) for stem, entry in environments.items()}
     files["run.sh"] = hide(steps_of.run_script(steps), True)
     files["prompts.json"] = data.as_json(hidden({"sets": sets}, hide))
     files["results.json"] = data.as_json(hidden({"cells": results}, hide))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from reports import evidence
@@ -110,3 +113,70 @@ def test_a_folder_of_weights_is_held_to_its_hashes(tmp_path):
     assert check() == (
         1, ["checkpoints/lm: config.json is another", "checkpoints/other: the hash over all of its files is another"],
     )  # fmt: skip
+
+
+@pytest.fixture
+def compare(monkeypatch):
+    """The folder's compare.py, without a runtime; the worker has a module of the same name."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setitem(sys.modules, "onnxruntime_genai", SimpleNamespace())
+    spec = importlib.util.spec_from_file_location("folder_compare", FOLDER / "compare.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.modules.pop("given", None)
+
+
+def test_an_export_gets_the_cells_threads_and_is_not_changed(compare, tmp_path):
+    export, aside = tmp_path / "export", tmp_path / "aside"
+    for made in (export, aside):
+        made.mkdir()
+    (export / "model.onnx").touch()
+    (export / "genai_config.json").write_text(json.dumps({"model": {"decoder": {"head_size": 8}}}))
+    compare.with_threads(export, 3, aside)
+    options = {"intra_op_num_threads": 3, "inter_op_num_threads": 1}
+    written = json.loads((aside / "genai_config.json").read_text())["model"]["decoder"]
+    assert written == {"head_size": 8, "session_options": options}
+    assert (aside / "model.onnx").resolve() == export / "model.onnx"
+    assert "session_options" not in (export / "genai_config.json").read_text()
+
+
+def test_what_is_measured_of_an_export(compare, tmp_path, monkeypatch):
+    """Up to the step at which texts part; over the vocabulary of both; the floor is noise.py's where that ran."""
+    right = np.array([[0, 9, 0], [9, 0, 0], [0, 0, 9]], dtype=np.float32)
+    theirs = np.array([[0, 8, 0, 5], [0, 9, 0, 5]], dtype=np.float32)
+    forced = np.array([[0, 8, 0, 5], [9, 0, 0, 5], [0, 0, np.nan, 5]], dtype=np.float32)
+
+    class Export:
+        tokenizer = SimpleNamespace(decode=lambda tokens: f"text of {tokens.tolist()}")
+
+        def __init__(self, folder, threads):
+            assert (folder, threads) == (tmp_path / "export-1", 1)
+
+        def greedy(self, ids, ends, limit):
+            return [1, 1], theirs
+
+        def forced(self, ids, tokens):
+            assert tokens == [1, 0, 2]
+            return forced
+
+        def own_way(self, prompt, limit):
+            return f"own, {limit}"
+
+    one = {
+        "number": 1, "threads": 1, "max_new_tokens": 3, "forced": True, "prompts": [{"name": "p", "ids": [5]}],
+        "noise": [{"prompt": "p", "floor": 0.5}],
+    }  # fmt: skip
+    monkeypatch.setattr(compare, "Export", Export)
+    monkeypatch.setattr(compare.given, "MADE", tmp_path)
+    monkeypatch.setattr(compare.given, "prompt_set", lambda cell: one)
+    np.savez(tmp_path / "reference-1.npz", ends=[2], tokens0=[1, 0, 2], logits0=right, own_way="theirs")
+    found = compare.measured(1)
+    assert found[""] == {"own_way": "own, 32", "theirs": "theirs"}
+    numbers = found["p"]
+    assert (numbers["first"], numbers["largest"], numbers["floor"]) == (1.0, 9.0, 0.5)
+    assert np.isnan(numbers["forced"])
+    assert (numbers["matched"], numbers["compared"], numbers["identical"]) == (1, 3, False)
+    assert numbers["text"] == "text of [1, 1]"
+    (tmp_path / "noise-1.json").write_text(json.dumps([{"prompt": "p", "floor": 0.25}]))
+    assert compare.measured(1)["p"]["floor"] == 0.25

@@ -52,7 +52,7 @@ def factors(**given) -> dict:
 
 
 def environment(genai: str) -> dict:
-    packages = {"onnxruntime-genai": genai, "torch": "2.1+cpu", "transformers": "5.0"}
+    packages = {"onnxruntime-genai": genai, "torch": "2.1+cpu", "transformers": "5.0.0.1"}
     return {"hash": genai, "platform": "cpython-3.11", "packages": packages}
 
 
@@ -123,7 +123,7 @@ def test_the_folder_has_what_a_maintainer_needs(db, tmp_path):
     assert [path.name for path in out.parent.iterdir()] == ["evidence"]
     assert read(out, "packages/builder-0.14.1.txt").splitlines() == [
         "# builder, cpython-3.11: install with --no-deps",
-        "onnxruntime-genai==0.14.1", "torch==2.1", "transformers==5.0",
+        "onnxruntime-genai==0.14.1", "torch==2.1", "transformers==5.0.0.1",
     ]  # fmt: skip
     assert "-a = '/model/x/Mul'\n+b = 1 / 2  # see" in read(out, "cell-1.patch.diff")
     blocks = re.findall(r"```bash\n(.*?)```", read(out, "README.md"), re.S)
