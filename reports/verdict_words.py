@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from db.reserved import beside, hidden_constants, reservations
-from reports.table import multiple, words
+from db.reserved import GOOD, beside, hidden_constants, reservations
+from reports.table import words
 
 
 def verdict_words(row: Mapping[str, Any]) -> str:
-    """A cell's verdict and its reservations: "within noise (1.3 of 4 ×) on these prompts, and a constant is wrong".
+    """A cell's verdict and its reservations: "within noise (up to 3 ×) on these prompts, and a constant is wrong".
 
     row: a row of `db.query` ("verdict", "noise_floor_largest", and the columns
     that `reservations` reads). Without a reservation it is the verdict alone.
@@ -28,12 +28,17 @@ def verdict_words(row: Mapping[str, Any]) -> str:
 
 
 def threshold(row: Mapping[str, Any]) -> str:
-    """What a verdict was given by: " (1.3 of 4 ×)", the largest multiple of the noise and the threshold of what is
-    within it; "" without one of them, and where numbers are not finite: the multiple is then that of others."""
-    limit, found = limit_of(row), row.get("multiple_largest")
-    if limit is None or found is None or row["verdict"] in (None, "non_finite"):
+    """The threshold a verdict was given by, in multiples of the noise: " (up to 3 ×)", " (over 1000 ×)"; "" where
+    it was not by a multiple."""
+    limits, found, verdict = row.get("thresholds") or {}, row.get("multiple_largest"), row["verdict"]
+    if not limits or found is None:
         return ""
-    return f" ({multiple(found)} of {limit:g} ×)"
+    within = limits["within"]
+    if verdict in GOOD:
+        return f" (up to {within:g} ×)"
+    if verdict == "elevated":
+        return f" (over {within:g} ×)" if found > within else f" (up to {within:g} ×, but the texts part)"
+    return f" (over {limits['broken']:g} ×)" if verdict == "broken" and "broken" in limits else ""
 
 
 def limit_of(row: Mapping[str, Any]) -> float | None:

@@ -89,7 +89,7 @@ def test_one_row_a_depth_with_its_multiple():
         "5.0e-04",
         "1.0e-06",
         "500",
-        "broken (500 of 10 ×)",
+        "broken (over 1000 ×)",
         "1 of 2 (1 on nonsense)",
     ]
     assert "m 1 none: 5.0e-04 (500 × noise) at 1 layer already" in text

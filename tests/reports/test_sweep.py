@@ -44,7 +44,7 @@ def test_one_row_an_export_with_the_factors_that_vary():
 def test_each_diff_stands_beside_the_noise_with_its_multiple_and_verdict():
     header, _, line, *rest = table(row()).split("\n")
     found = dict(zip(columns(header), columns(line), strict=True))
-    assert (found["Noise floor"], found["× noise"], found["Verdict"]) == ("2.0e-06", "150", "elevated (150 of 10 ×)")
+    assert (found["Noise floor"], found["× noise"], found["Verdict"]) == ("2.0e-06", "150", "elevated (over 10 ×)")
     assert "Up to 10 is within noise, above 1000 broken" in "\n".join(rest)
     unmeasured = table(row(noise_floor_largest=None, multiple_largest=None, verdict=None))
     assert "no noise floor" in unmeasured and "within noise, above" not in unmeasured
@@ -255,5 +255,5 @@ def test_an_export_that_does_not_stop_is_no_export_within_noise():
     finding = {"kind": "warning", "prompt": None, "check": "own_way", "evidence": "does not stop"}
     said = {"own_way": "never_stops", "own_way_detail": detail, "reservations": ["run its own way it does not stop"]}
     text = table(row(verdict="within_noise", findings=[finding], **said))
-    assert "| within noise (150 of 10 ×); run its own way it does not stop |" in text
+    assert "| within noise (up to 10 ×); run its own way it does not stop |" in text
     assert text.count("own_way: `does not stop`") == 1 and "Run its own way on" not in text
