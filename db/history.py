@@ -176,7 +176,8 @@ class Cross:
     also: what else differs between the two cells. package: the one whose
     versions a cross exchanges, with the version on either side; None where the
     builder's environments differ in nothing that a cell can be asked for.
-    decided: what cells of the cross say, a sentence each; empty without any.
+    decided: what cells of the cross say and what follows, a sentence each; empty without any. whole: whether both
+    cells are there.
     """
 
     before: Mapping[str, Any]
@@ -184,6 +185,7 @@ class Cross:
     also: Sequence[Difference]
     versions: tuple[str, str] | None
     decided: Sequence[str] = ()
+    whole: bool = False
 
     def told(self) -> str:
         """What else changed: what a reader asks for first by name, other packages by their number."""
@@ -213,27 +215,62 @@ def crosses(engine: Engine, rows: Sequence[Mapping[str, Any]]) -> dict[int, Cros
         if not also:
             continue
         versions = next(((d.one, d.two) for d in also if d.what == CROSSED and d.one and d.two), None)
-        decided = decide(engine, one, two, versions) if versions else ()
-        found[two["cell"]] = Cross(one, two, also, versions, decided)
+        decided = decide(engine, one, two, versions, len(also) > 1) if versions else Decided()
+        found[two["cell"]] = Cross(one, two, also, versions, decided.told, decided.whole)
     return found
 
 
-def decide(engine: Engine, one: Mapping[str, Any], two: Mapping[str, Any], versions: tuple[str, str]) -> list[str]:
-    """What the cells say in which one builder has the other's transformers."""
-    said = []
-    for builder, own, other, version in ((one, one, two, versions[1]), (two, two, one, versions[0])):
-        row = crossed(engine, builder, version)
+@dataclass(frozen=True)
+class Decided:
+    """What the cells of a cross say: a sentence each and what follows from all. whole: none of them is missing."""
+
+    told: Sequence[str] = ()
+    whole: bool = False
+
+
+def decide(
+    engine: Engine, one: Mapping[str, Any], two: Mapping[str, Any], versions: tuple[str, str], others: bool
+) -> Decided:
+    """What the cells say in which one builder has the other's transformers. others: whether more packages changed."""
+    said: list[str] = []
+    alike: list[bool | None] = []  # whether each is as the other builder; None: as neither, or there is none
+    found = 0
+    for own, other, version in ((one, two, versions[1]), (two, one, versions[0])):
+        row = crossed(engine, own, version)
+        alike.append(None)
         if row is None:
             continue
+        found += 1
         prompts = prompts_of(engine, [r["result"] for r in (row, own, other) if r["result"]])
-        name = f"{builder['builder']} with transformers {version} (cell {row['cell']})"
+        name = f"{own['builder']} with transformers {version} (cell {row['cell']})"
         if not change_of(other, row, prompts):
-            said.append(f"{name} is as {other['builder']}: the packages make the change, not the builder's own code")
+            alike[-1] = True
+            said.append(f"{name} is as {other['builder']}")
         elif not change_of(own, row, prompts):
-            said.append(f"{name} is as {own['builder']} with its own packages: the builder makes the change")
+            alike[-1] = False
+            said.append(f"{name} is as {own['builder']} with its own packages")
         else:
-            said.append(f"{name} is as neither ({in_short(row)}): it decides nothing")
-    return said
+            said.append(f"{name} is as neither ({in_short(row)})")
+    return Decided([*said, follows(*alike, others)] if said else (), found == 2)
+
+
+def follows(older: bool | None, newer: bool | None, others: bool) -> str:
+    """What makes a change, from whether the older builder with the newer transformers is as the newer, and the newer
+    one with the older transformers as the older. A sentence is never of more than these cells show."""
+    builder = "the builder, or another package that came with it," if others else "the builder"
+    package = "transformers"
+    sentences = {
+        (True, True): f"{package} makes the change, not {builder.rstrip(',')}",
+        (False, False): f"{builder} makes the change, not {package}",
+        (True, False): f"each alone makes the change, {package} and {builder.rstrip(',')}",
+        (False, True): f"neither {package} nor {builder} makes the change alone: it needs both",
+        (True, None): f"{package} alone makes the change; whether {builder} does so too is not known",
+        (False, None): f"{package} alone does not make the change: {builder} has a part in it",
+        (None, False): f"{builder} makes the change without {package}; whether that does so too is not known",
+        (None, True): f"{builder} does not make the change alone: {package} has a part in it",
+        (None, None): "that decides nothing",
+    }
+    return sentences[older, newer]
 
 
 def crossed(engine: Engine, row: Mapping[str, Any], version: str) -> dict[str, Any] | None:

@@ -50,6 +50,7 @@ def cross_of(engine: Engine, cross: history.Cross) -> dict[str, Any]:
         "builders": [cross.before["builder"], cross.after["builder"]],
         "also": cross.told(),
         "decided": list(cross.decided),
+        "whole": cross.whole,
         "command": command,
     }
 
@@ -102,10 +103,10 @@ def confounders(
         what = f"{titles[row['line']]}, {one} → {two}: confounded, {cross['also']} changed too."
         if cross["decided"]:
             what += f" {'; '.join(cross['decided'])}."
-        elif cross["command"]:
+        if cross["command"] and not cross["whole"]:
             what += " The cells that decide it:"
         text = markdown_text(what)
-        if cross["command"] and not cross["decided"]:
+        if cross["command"] and not cross["whole"]:
             text += f" {markdown_code(cross['command'])}"
         texts.append(text)
     return texts

@@ -124,15 +124,33 @@ def test_a_change_with_other_packages_is_confounded_and_names_the_cross(engine, 
 
 
 @pytest.mark.parametrize(
-    ("crossed", "said"),
-    [(510.0, "the packages make the change, not the builder's own code"), (0.6, "the builder makes the change")],
+    ("older", "newer", "said"),  # differences of the older builder with the newer transformers, and the other way round
+    [
+        (510.0, 0.6, "transformers makes the change, not the builder"),
+        (0.6, 510.0, "the builder makes the change, not transformers"),
+        (510.0, 510.0, "each alone makes the change, transformers and the builder"),
+        (0.6, 0.6, "neither transformers nor the builder makes the change alone: it needs both"),
+        (510.0, None, "transformers alone makes the change; whether the builder does so too is not known"),
+        (0.6, None, "transformers alone does not make the change: the builder has a part in it"),
+        (None, 510.0, "the builder makes the change without transformers; whether that does so too is not known"),
+        (None, 0.6, "the builder does not make the change alone: transformers has a part in it"),
+        (5e4, None, "that decides nothing"),
+    ],
 )
-def test_a_cell_of_the_cross_decides(engine, tmp_path, crossed, said):
+def test_what_follows_from_a_cross_is_one_sentence_about_its_cells(engine, tmp_path, older, newer, said):
     store(engine, ("0.15.2", "4.57.6", 0.5, ""), ("0.16.0", "5.13.0", 500.0, ""))
-    store(engine, ("0.15.2", "5.13.0", crossed, "builder.transformers=5.13.0"))
+    if older is not None:
+        store(engine, ("0.15.2", "5.13.0", older, "builder.transformers=5.13.0"))
+    if newer is not None:
+        store(engine, ("0.16.0", "4.57.6", newer, "builder.transformers=4.57.6"))
     (cross,) = history.crosses(engine, history.history_rows(engine)).values()
-    assert said in cross.decided[0]
-    assert said in history_report.markdown(history_report.collect(str(tmp_path / "r.db"), {}))
+    assert cross.decided[-1] == said and len(cross.decided) == 1 + (older is not None) + (newer is not None)
+    text = history_report.markdown(history_report.collect(str(tmp_path / "r.db"), {}))
+    assert said in text and ("The cells that decide it" in text) is (None in (older, newer))
+
+
+def test_a_package_that_no_cross_exchanges_is_not_ruled_out():
+    assert "or another package that came with it" in history.follows(False, False, others=True)
 
 
 def test_a_change_of_the_builder_alone_is_not_confounded(engine):
