@@ -112,6 +112,10 @@ def proof(
     from cells that differ in it alone, by hashes and resolved packages."""
     if factor not in AXES:
         raise typer.BadParameter(f"{factor!r} is not one of {', '.join(AXES)}", param_hint="--factor")
+    if baseline is not None and factor == "patch":
+        raise typer.BadParameter(
+            "it is of a --factor; of patches the baseline is what has none", param_hint="--baseline"
+        )
     filters = chosen(model=model, builder=builder, patch=patch, dtype=dtype, prompts=prompts)
     write(proof_report, proof_report.collect(db, filters, sweep, experiment, factor, baseline), format, out)
 

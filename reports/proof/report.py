@@ -57,6 +57,8 @@ def collect(
         mine = prompts.get(row["result"], [])
         row |= {"point": point_of(row, mine)} | from_prompts(mine, row)
     if factor != "patch":
+        if baseline is not None:
+            query.refuse_absent("--baseline", [baseline], {factors.value_of(row, factor) for row in rows})
         found = factors.designs_of(
             engine, rows, [row for row in every if not is_finding(row)], made, asked, factor, baseline
         )

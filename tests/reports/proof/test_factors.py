@@ -7,10 +7,13 @@ from dataclasses import replace
 
 import pytest
 from rows import changed, environment, ok, prompt, store
+from typer.testing import CliRunner
 
 from db import engine as database
+from db import query
 from db.artifacts import PromptInput
 from reports import proof
+from reports.__main__ import app
 
 FLOOR = 0.5
 SHAPE = {"model": "m", "builder": "1", "patch": "none", "backend": "genai", "options": ""}
@@ -209,3 +212,13 @@ def test_no_design_says_what_to_run(lab):
     add(500)
     assert designs("dtype") == []
     assert "dtype=A,B" in proof.markdown({"factor": "dtype", "designs": []})
+
+
+def test_a_baseline_that_no_cell_has_is_refused_with_those_there_are(lab):
+    add, designs, _ = lab
+    add(500, dtype="bf16")
+    add(2, dtype="fp32")
+    with pytest.raises(query.NotInDatabase, match="--baseline fp61: there is none; there are: bf16, fp32"):
+        designs("dtype", baseline="fp61")
+    done = CliRunner().invoke(app, ["proof", "--baseline", "none"])
+    assert done.exit_code == 2 and "--factor" in done.output
