@@ -102,7 +102,7 @@ def measured(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
     positions = max((c["positions"] or 0 for c in row["constants"]), default=0)
     wrong = [c for c in row["constants"] if c["verdict"] in WRONG]
     unread, total = len(uncompared.unread(row)), len(row["constants"])
-    said = f"{len(wrong)} of {total} kinds wrong" if wrong else f"{total - unread} of {total} kinds right"
+    said = f"{len(wrong)} of {total} wrong" if wrong else f"{total - unread} of {total} right"
     said += f", {unread} not compared" if unread else ""
     return [f"{positions:,}" if positions else "", *(entry(by_column.get(column, [])) for column in columns), said]
 

@@ -112,7 +112,7 @@ def sentence(rows: list[dict[str, Any]]) -> str:
     said = []
     if ratio(rows[0]) > within:
         where = "the first layer" if depth(rows[0]) == 1 else f"the first {depth(rows[0])} layers"
-        said.append(f"{told(rows[0])} already: that enters with {where}, embedding, last norm or head{doubt(rows[0])}")
+        said.append(f"{told(rows[0])} already: an error is in {where}, embedding, last norm or head{doubt(rows[0])}")
     steps = list(itertools.pairwise(rows))
     jumps = [(one, two) for one, two in steps if jumped(one, two, within)]
     said += [jump(one, two, within) for one, two in jumps]
@@ -122,7 +122,7 @@ def sentence(rows: list[dict[str, Any]]) -> str:
     said += risen
     sunk = fall(rows, within)
     if len(said) == 1 and not jumps and not risen and not sunk:
-        said.append("depth does not build it up")
+        said.append("depth does not build it up, though the same fault may be in every layer")
     said += [sunk] if sunk else []
     if not said:  # it crosses the threshold, and by no step that would say where
         worst = max(rows, key=ratio)
@@ -188,7 +188,10 @@ def between(rows: list[dict[str, Any]], jumps: Sequence[tuple]) -> list[list[dic
 
 def doubt(row: Mapping[str, Any]) -> str:
     """Cut models talk nonsense: their logits may be compared, their text says nothing."""
-    return f" (cut to {layers(row)} the reference itself makes no sense)" if row["nonsense_count"] else ""
+    if not row["nonsense_count"]:
+        return ""
+    where = f"on {row['nonsense_count']} or more of {row['prompts_count']} prompts"
+    return f" (cut to {layers(row)} the reference itself makes no sense {where}: their text shows nothing)"
 
 
 def ratio(row: Mapping[str, Any]) -> float:

@@ -168,4 +168,4 @@ def left_out(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def others(count: int) -> str:
-    return f" (and so in {count} more)" if count else ""
+    return f" (so it is of {count} more checkpoint{'s' * (count != 1)} of this model)" if count else ""

@@ -132,7 +132,8 @@ def own_way(rows: list[dict[str, Any]]) -> list[str]:
                 row["cell"]
             )
     return [
-        f"Run its own way{about}, {cells(mine)}: {markdown_text(says)}." for (about, says), mine in found.items()
+        f"{cells(mine).capitalize()}, run {'their' if len(mine) > 1 else 'its'} own way{about}: {markdown_text(says)}."
+        for (about, says), mine in found.items()
     ] + ([OWN_WAY] if any(about for about, _ in found) else [])
 
 

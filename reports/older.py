@@ -100,13 +100,18 @@ def again(
     """The commands that measure some cells of a sweep: the sweep's own where they are all of it. extra: further
     overrides."""
     with reading(engine) as session:
-        whole = session.scalar(select(func.count(Cell.id)).where(Cell.sweep_id == sweep)) == len(rows)
-    if whole:
-        kept = [word for word in asked.overrides if commands.key_of(word) != "rerun"]
-        return markdown_code(shlex.join(["python", "-m", "runner", *kept, *extra]))
+        all_of_it = session.scalar(select(func.count(Cell.id)).where(Cell.sweep_id == sweep)) == len(rows)
+    if all_of_it:
+        return whole(asked, extra)
     found = list(dict.fromkeys(of_cell(row, configs[row["cell"]], asked, extra) for row in rows))
     more = f" and {len(found) - MOST_COMMANDS} more" if len(found) > MOST_COMMANDS else ""
     return ", ".join(markdown_code(command) for command in found[:MOST_COMMANDS]) + more
+
+
+def whole(asked: commands.Asked, extra: Sequence[str] = ()) -> str:
+    """A sweep's own command."""
+    kept = [word for word in asked.overrides if commands.key_of(word) != "rerun"]
+    return markdown_code(shlex.join(["python", "-m", "runner", *kept, *extra]))
 
 
 def of_cell(row: Mapping[str, Any], config: Mapping[str, Any], asked: commands.Asked, extra: Sequence[str] = ()) -> str:

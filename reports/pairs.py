@@ -47,9 +47,11 @@ def markdown(report: dict[str, Any]) -> str:
     ]
     header = ["Factor", "Better", "Worse", "Cells", "Same in both", "By hash also"]
     notes = (
-        "- One factor as asked; `By hash also`: what else differs in sources, packages, checkpoint or machine.",
+        "- The two cells were asked for alike but for one factor. `By hash also`: what else differs in sources,"
+        " packages, checkpoint or machine.",
+        "- Of a set of cells that differ in one factor alone one pair is shown.",
         "- Better: within the noise where the other is not, or of a better verdict, and its error is less than half of"
-        " the other's; the threshold of the verdict stands beside it.",
+        " the other's; the threshold of each verdict stands beside it.",
     )
     return "\n".join([markdown_table(header, body), "", *notes])
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from db import items
@@ -13,6 +15,7 @@ from reports import older
 from reports.commands import patch_words, quoted
 from reports.table import cells, multiple, words
 
+CONF = Path(__file__).resolve().parents[1] / "conf"
 ERROR_LENGTH = 80
 MOST_REASONS = 3
 NO_CLAIM = "no claim: no cell is held to it"
@@ -135,14 +138,30 @@ def cut(why: str) -> str:
 def commands(filters: Mapping[str, Sequence[str]]) -> list[str]:
     """The commands for the cells that filters ask for: one, and one for each patch that has settings of its own."""
 
-    # What a backend without a builder says of it is no value to ask for.
+    # What a backend without a builder says of it is no value to ask for. A model or a builder that no file of `conf/`
+    # names was a folder, and a filter has its name alone.
     filters = {factor: v for factor, v in filters.items() if not (factor == "builder" and set(v) == {"none"})}
-    fixed = [
-        f"{factor}={','.join(map(quoted, v))}" for factor, v in filters.items() if factor not in ("patch", "options")
-    ]
+    fixed = [word for factor, v in filters.items() if factor not in ("patch", "options") for word in asked(factor, v)]
     fixed += [word for value in filters.get("options", ()) for word in value.split()]
     parts = [patch_words(label) for label in filters.get("patch", ())]
     plain = [words[0] for words in parts if len(words) == 1]
     several = [[f"patch={','.join(plain)}"]] if plain else [[]] * (not parts)
     several += [[f"patch={words[0]}", *words[1:]] for words in parts if len(words) > 1]
     return [shlex.join(["python", "-m", "runner", "-m", *fixed, *words]) for words in several]
+
+
+def asked(factor: str, values: Sequence[str]) -> list[str]:
+    """The words that ask for some values of a factor; of a folder's name the place stays open (FOLDER/NAME)."""
+    name = values[0]
+    if factor in ("model", "builder") and len(values) == 1 and not is_named(factor, name):
+        if factor == "model" and (CONF / "family" / f"{name.removeprefix('random_')}.yaml").is_file():
+            return ["model=random", f"model.family={name.removeprefix('random_')}"]
+        return [f"{factor}=path", f"{factor}.path={quoted(f'FOLDER/{name}')}"]
+    return [f"{factor}={','.join(map(quoted, values))}"]
+
+
+def is_named(factor: str, name: str) -> bool:
+    """Whether a model or builder can be asked for by its name: a file of `conf/`, or a release's version."""
+    return (CONF / factor / f"{name}.yaml").is_file() or (
+        factor == "builder" and re.fullmatch(r"[\d.]+", name) is not None
+    )

@@ -18,6 +18,7 @@ from reports.table import cells
 
 MOST_GROUPS = 8
 MOST_WHY = 200
+TO_CORRECT = ("config_failed", "patch_failed")  # that a second run would only repeat
 
 
 def lines(engine: Engine, rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -35,9 +36,14 @@ def lines(engine: Engine, rows: Iterable[Mapping[str, Any]]) -> list[str]:
     told = []
     for (sweep, why, final), mine in shown:
         # A final failure is found, and not run again unless that is asked for.
-        again = older.again(engine, sweep, mine, configs, asked[sweep], ["rerun=failed"] if final else [])
+        extra = ["rerun=failed"] if final else []
+        if mine[0]["status"] == "config_failed":  # it has no config to name its folders by
+            again = older.whole(asked[sweep], extra)
+        else:
+            again = older.again(engine, sweep, mine, configs, asked[sweep], extra)
+        again = f"correct it, then {again}" if mine[0]["status"] in TO_CORRECT else f"run again: {again}"
         cut = why if len(why) <= MOST_WHY else why[: MOST_WHY - 1] + "…"
-        told.append(f"Not known: {cells(row['cell'] for row in mine)}: {markdown_text(cut)}; run again: {again}")
+        told.append(f"Not known: {cells(row['cell'] for row in mine)}: {markdown_text(cut)}; {again}")
     rest = sum(len(mine) for mine in groups.values()) - sum(len(mine) for _, mine in shown)
     return told + ([f"Not known: {rest} older cells more; narrow it by --sweep or a factor"] if rest else [])
 

@@ -33,7 +33,7 @@ VOCABULARIES = ("sharded", "replicated")
 ALL_RANKS, ONE_RANK = TRACERS = ("all ranks at once", "one rank")
 CORE_BYTES = 16 * 10**9  # a NeuronCore of Inferentia2: 16 GB, in the smaller reading
 FP32 = 4  # bytes
-COLUMNS = ("layers", "number", "kind", "attention", "KV heads a rank", "MLP a rank", "bytes a rank")
+COLUMNS = ("layers", "number", "kind", "attention", "KV heads a rank", "MLP a rank", "bytes a rank, each")
 
 
 @dataclass(frozen=True)
@@ -284,5 +284,5 @@ def table(plan: ShardingPlan) -> list[dict[str, Any]]:
         cells = (name, number, layer.kind, layer.attention, kv, layer.mlp, size)
         rows.append(dict(zip(COLUMNS, cells, strict=True)))
     for tensor in plan.outside:
-        rows.append({"layers": tensor.name, "kind": tensor.split, "bytes a rank": tensor.rank_bytes})
+        rows.append({"layers": tensor.name, "kind": tensor.split, "bytes a rank, each": tensor.rank_bytes})
     return rows

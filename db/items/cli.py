@@ -24,7 +24,7 @@ STATE_COLUMNS = ("date", "state", "recorded")
 def load(file: Path, db: Db = None) -> None:
     """Keep the items and claims of a YAML file, all or none; what is there already is brought up to date."""
     found = items.load(open_database(db), file)
-    print(f"{found['items']} items ({found['states']} new states) and {found['claims']} claims are kept")
+    print(f"kept: items {found['items']} (new states {found['states']}), claims {found['claims']}")
 
 
 @app.command(name="set")

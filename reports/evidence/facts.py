@@ -51,7 +51,7 @@ def facts_of(engine: Engine, row: Mapping[str, Any]) -> dict[str, Any]:
                 environments[role] = {"hash": made.hash, "platform": made.platform, "packages": packages}
         return {
             "row": dict(row), "config": cell.config or {}, "sweep": cell.sweep_id, "environments": environments,
-            "overrides": list(cell.sweep.overrides), "diff": overlay.diff if overlay else "",
+            "overrides": list(cell.sweep.overrides), **patch_of(cell, overlay),
             "commit": cell.source_commit, "dirty": cell.source_dirty, "error": result.error,
             "error_type": result.error_type, "error_frame": result.error_frame, "stderr": result.stderr_tail,
             "hosts": {cell.sweep.host, result.machine.host if result.machine else ""},
@@ -77,6 +77,19 @@ def noise_of(session, key: str | None) -> dict[str, Any]:
     return found
 
 
+def patch_of(cell: Cell, overlay: Overlay | None) -> dict[str, Any]:
+    """{"diff", "diff_lost"}: what the patch made of the cell's own sources; lost where it is not kept.
+
+    A tree of patched sources is stored once, with the difference from the sources that it was made of first. Another
+    cell may come to the same tree from other sources, such as a working copy that has the fault: of it that difference
+    would be false.
+    """
+    if overlay is None or overlay.tree == cell.source_tree:
+        return {"diff": "", "diff_lost": False}
+    own = cell.source_tree in (None, overlay.source_tree)
+    return {"diff": overlay.diff if own else "", "diff_lost": not own}
+
+
 def against_main(engine: Engine, fact: Mapping[str, Any]) -> dict[str, Any] | None:
     """The same patch on the builder's main, as the newest cell has it.
 
@@ -96,8 +109,11 @@ def against_main(engine: Engine, fact: Mapping[str, Any]) -> dict[str, Any] | No
         for cell, overlay in session.execute(newest_first):
             builder = (cell.config or {}).get("builder", {})
             if builder.get("kind") == "git" and "main" in (cell.builder, builder.get("ref")):
+                found = patch_of(cell, overlay)
+                if found["diff_lost"]:
+                    continue
                 return {
                     "builder": cell.builder, "commit": cell.source_commit, "dirty": cell.source_dirty,
-                    "diff": overlay.diff, "outcome": cell.patch_outcome,
+                    "diff": found["diff"], "outcome": cell.patch_outcome,
                 }  # fmt: skip
     return None

@@ -72,6 +72,8 @@ def patches(facts: Sequence[Mapping[str, Any]], main: Mapping[int, Mapping[str, 
             continue
         if fact["diff"]:
             each.append(f"- `cell-{cell}.patch.diff`: {row['patch']} against {fact['against']}.")
+        elif fact["diff_lost"]:
+            each.append(f"- Cell {cell}: what {row['patch']} changes in {fact['against']} is not kept as a difference.")
         else:
             each.append(f"- Cell {cell}: {row['patch']} changes nothing in {fact['against']} ({row['patch_outcome']}).")
         if one := main.get(cell):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from db.models import error_line
+from db.output import markdown_text
 from reports.evidence import packages as package_sets
 from reports.evidence.checkpoints import Given
 from reports.evidence.folder import given as words
@@ -153,6 +154,12 @@ def export(fact: Mapping[str, Any], venvs: Mapping[str, str], given: Given, resu
         folder = f"{sources}/{MODELS}"
         if fact["dirty"] or not fact["commit"]:
             told.append("The builder's sources were a working copy that is no commit; `hashes.json` has its hash.")
+    if fact["diff_lost"]:
+        told.append(
+            f"The difference that {markdown_text(row['patch'])} makes in these sources is not kept, and the command"
+            " below exports them without it: other sources came to the same files first. `hashes.json` has the hash of"
+            " the patched ones (`overlay_tree`)."
+        )
     block += [f"patch --silent -p1 -d {folder} < cell-{cell}.patch.diff"] * bool(fact["diff"])
     extra = [shlex.quote(f"{key}={value}") for key, value in (backend.get("extra_options") or {}).items()]
     options = f" --extra_options {' '.join(extra)}" if extra else ""

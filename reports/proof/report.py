@@ -160,7 +160,10 @@ def section(design: dict[str, Any]) -> str:
             f"python -m reports proof --model {shlex.quote(about['model'])} --builder {shlex.quote(about['builder'])}"
         )
         notes.append(f"Missing, cheapest first: {markdown_code(design['command'])}, then `{then}`.")
-    same = " Compared by hashes: sources, packages, checkpoint, prompts and machine are the same."
+    same = (
+        " Compared by hashes: the builder's sources before a patch, packages, checkpoint, prompts and machine are the"
+        " same."
+    )
     confounded = any(v["word"] == CONFOUNDED for v in design["verdicts"])
     notes.append(f"All: {rest}.{'' if confounded else same}")
     return "\n".join([title, "", table, "", judged, "", *(f"- {note}" for note in notes)])

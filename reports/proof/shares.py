@@ -31,8 +31,10 @@ def shares_of(points: Mapping[Units, Point], changes: Sequence[str], best: Units
     base = points.get(frozenset())
     error = base.log_error if base else None
     if not error:
-        failed = base is not None and error is None
-        return Shares(told=f"No shares: {baseline}, has no number to share." if failed else "")
+        if base is None:
+            return Shares()
+        why = "has no number to share" if error is None else "is within the noise: it has no error to share"
+        return Shares(told=f"No shares: {baseline}, {why}.")
     lacking = lacks(points, changes)
     among = list(changes) if not lacking else sorted(best, key=changes.index)
     if lacking and (not best or lacks(points, among)):

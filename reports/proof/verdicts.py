@@ -149,7 +149,7 @@ def judge_one(
         return Verdict(change, NO_EFFECT, f"the baseline is within the noise already ({told(base)})")
     others = listed(sorted(rest))
     if mine is not None and not best and every not in points:
-        why = f"alone it changes nothing ({told(mine)}), which may be since another fault hides it"
+        why = maybe_hidden(base, mine)
         return Verdict(change, NOT_ENOUGH, why, (every,))
     if mine is not None and not best:
         return Verdict(
@@ -163,7 +163,7 @@ def judge_one(
         if worse:
             why = f"alone {takes(base, mine)}, but the best set has it, and that set was not run without it"
         elif mine is not None:
-            why = f"alone it changes nothing ({told(mine)}), which may be since another fault hides it"
+            why = maybe_hidden(base, mine)
         return Verdict(change, NOT_ENOUGH, why, missing(alone, rest, rest | alone))
     if worsens(without, full):
         return Verdict(change, WORSE, f"beside {others} {takes(without, full)}")
@@ -173,6 +173,11 @@ def judge_one(
     return Verdict(
         change, NO_EFFECT, f"alone {told(base)} to {told(mine)}, {in_the_set}" + elsewhere(points, change, rest)
     )
+
+
+def maybe_hidden(base: Point, mine: Point) -> str:
+    between = f"{told(base)} to {told(mine)}"
+    return f"alone it makes little difference ({between}), which may be since another fault hides it"
 
 
 def good_alone(change: str, base: Point, mine: Point) -> Verdict | None:
@@ -210,10 +215,10 @@ def in_a_set(points: Mapping[Units, Point], among: Units, change: str) -> Verdic
     if mine is None:
         return Verdict(change, CONTRIBUTES, f"{beside}; alone it was not run", (frozenset({change}),))
     if not worsens(base, mine) and hidden(points, among, change):
-        return Verdict(change, MASKED, f"alone it changes nothing ({told(base)} to {told(mine)}); {beside}")
+        return Verdict(change, MASKED, f"alone it makes little difference ({told(base)} to {told(mine)}); {beside}")
     does = "the export fails" if not mine.ok else takes(base, mine)
     if not worsens(base, mine):
-        does = f"it changes nothing ({told(base)} to {told(mine)})"
+        does = f"it makes little difference ({told(base)} to {told(mine)})"
     return Verdict(change, NEEDED, f"alone {does}; together with {names} {takes(base, points[among])}; {beside}")
 
 

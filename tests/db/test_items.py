@@ -365,7 +365,7 @@ def told(engine, *words: str):
 
 
 def test_the_command_line(engine, file):
-    assert "1 items (1 new states) and 0 claims" in told(engine, "load", str(file(items=[ITEM]))).output
+    assert "items 1 (new states 1), claims 0" in told(engine, "load", str(file(items=[ITEM]))).output
     told(engine, "set", "#1", "--state", "Merged", "--date", "2026-11-11")
     words = ["--item", "#1", "--what", "w", "--filter", "builder=1", "--filter", "builder=2", "--filter", "patch=a=b"]
     expected = ["--expect", "at_most=10", "--expect", "verdict=near_tie", "--expect", "verdict=elevated"]

@@ -58,7 +58,7 @@ def test_a_column_a_kind_and_what_is_wrong_below(engine):
     text = constants.markdown(constants.collect(url(engine), {}, None, every=False))
     header, _, row = text.splitlines()[:3]
     assert cells(header)[4:] == ["Positions", "RoPE, local layers", "RoPE, global layers", "Epsilons", "Constants"]
-    assert cells(row)[4:] == ["32,768", "2", "0", "0", "1 of 3 kinds wrong"]
+    assert cells(row)[4:] == ["32,768", "2", "0", "0", "1 of 3 wrong"]
     assert "- Cell 1: RoPE (local layers): local layers rotate at 1/8 of the reference's frequency." in text
 
 
@@ -79,7 +79,7 @@ def test_what_was_not_compared_is_listed_and_not_counted_as_right(engine):
     unread = {"verdict": "unread", "diff": None, "says": "how tokens are routed to the experts"}
     add(engine, constant("weight", "q_proj"), constant("operators", "MoE", **unread))
     text = constants.markdown(constants.collect(url(engine), {}, None, every=False))
-    assert cells(text.splitlines()[2])[-1] == "1 of 2 kinds right, 1 not compared"
+    assert cells(text.splitlines()[2])[-1] == "1 of 2 right, 1 not compared"
     said = "operators MoE, layers 0 – 2, 4: how tokens are routed to the experts"
     assert f"- Not compared, cell 1: {said}." in text
     left = constants.markdown(constants.collect(url(engine), {}, None, every=False, left=True))
@@ -92,9 +92,9 @@ def test_matrices_have_one_column_with_the_worst_of_them(engine):
     wrong = constant("weight", "k_proj", "differs", 0.3, "holds v_proj", layers=[2])
     add(engine, constant("weight", "q_proj", **steps), wrong, key="wrong")
     text = constants.markdown(constants.collect(url(engine), {}, "1", every=False))
-    assert cells(text.splitlines()[2])[-2:] == ["within steps", "2 of 2 kinds right"]
+    assert cells(text.splitlines()[2])[-2:] == ["within steps", "2 of 2 right"]
     text = constants.markdown(constants.collect(url(engine), {}, "2", every=False))
-    assert cells(text.splitlines()[2])[-2:] == ["0.3", "1 of 2 kinds wrong"]
+    assert cells(text.splitlines()[2])[-2:] == ["0.3", "1 of 2 wrong"]
     assert "- Cell 2: Weights (layer 2's k_proj): holds v_proj." in text
 
 

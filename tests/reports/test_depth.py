@@ -25,10 +25,10 @@ def rows(**ratios: float | None) -> list[dict]:
     ("found", "said"),
     [
         (rows(l1=500.0, l2=400.0, l7=600.0), "5.0e-04 (500 × noise) at 1 layer already"),
-        (rows(l1=500.0, l7=600.0), "that enters with the first layer, embedding, last norm or head"),
-        (rows(l1=500.0, l7=600.0), "; depth does not build it up."),
+        (rows(l1=500.0, l7=600.0), "an error is in the first layer, embedding, last norm or head"),
+        (rows(l1=500.0, l7=600.0), "; depth does not build it up, though the same fault may be in every layer."),
         (rows(l1=20.0, l7=900.0), "45 times: layers 1 to 6 (counted from 0) adds an error, or amplifies that one"),
-        (rows(l3=500.0, l7=600.0), "that enters with the first 3 layers"),
+        (rows(l3=500.0, l7=600.0), "an error is in the first 3 layers"),
         (rows(l1=4.0, l2=9.0, l4=40.0, l8=300.0), "from 1 layer to 8 layers it grows from 4 to 300 × noise"),
         (rows(l1=1.0, l5=1.5, l6=900.0), "between 5 layers and 6 layers"),
         (rows(l1=1.0, l5=1.5, l6=900.0), "an error enters in layer 5 (counted from 0)"),

@@ -73,7 +73,9 @@ def test_without_its_precision_there_is_no_floor():
 def test_what_is_no_noise_is_said_with_its_reason():
     left = value("attention", None, None, "sdpa leaves the cap out")
     text = noise.markdown({"rows": [row(value("dtype", "p", 2e-6), left), row(value("dtype", "p", 2e-6), left)]})
-    assert "m: Other attention is left out: sdpa leaves the cap out (and so in 1 more)." in text
+    assert (
+        "m: Other attention is left out: sdpa leaves the cap out (so it is of 1 more checkpoint of this model)." in text
+    )
 
 
 def test_no_floor_says_what_to_do():

@@ -111,12 +111,16 @@ def test_what_stands_in_a_cell_cannot_break_the_table():
 @pytest.mark.parametrize(
     ("filters", "said"),
     [
-        ({"model": ["m"], "builder": ["0.14.1", "main"]}, ["model=m builder=0.14.1,main"]),
+        ({"model": ["tiny_llama"], "builder": ["0.14.1", "main"]}, ["model=tiny_llama builder=0.14.1,main"]),
         ({"builder": ["1"], "patch": ["none", "a+b"]}, ["builder=1 patch=none,[a,b]"]),
         ({"patch": ["a", "pr-12"]}, ["patch=a", "patch=pr patch.number=12"]),
         ({"patch": ["a+pr-12 reversed"]}, ["patch=[a,pr] patch.number=12 patch.reverse=true"]),
         ({"patch": ["v1..main"]}, ["patch=diff patch.from=v1 patch.to=main"]),
-        ({"model": ["a b"], "options": ["reference.attention=sdpa"]}, ['model="a b" reference.attention=sdpa']),
+        ({"layers": ["a b"], "options": ["reference.attention=sdpa"]}, ['layers="a b" reference.attention=sdpa']),
+        # Names that no file of conf/ has.
+        ({"model": ["my lm"]}, ['model=path model.path="FOLDER/my lm"']),
+        ({"model": ["random_qwen3"]}, ["model=random model.family=qwen3"]),
+        ({"builder": ["mine"]}, ["builder=path builder.path=FOLDER/mine"]),
     ],
 )
 def test_the_command_for_cells_that_are_missing(filters, said):

@@ -246,8 +246,8 @@ def test_how_exports_run_their_own_way_is_told_with_their_cells():
     ran["own_way_detail"]["generation"] = {"prompt": "english"}
     idle = {"own_way": "not_run", "own_way_detail": {"says": "not run: no loop", "explained": False}}
     text = table(row(**ran), row(cell=8, **ran), row(cell=9, **idle), row(cell=10))
-    assert "Run its own way on prompt english, cells 7, 8: same text, stops." in text
-    assert "Run its own way, cell 9: not run: no loop." in text and text.count("transformers' generate()") == 1
+    assert "Cells 7, 8, run their own way on prompt english: same text, stops." in text
+    assert "Cell 9, run its own way: not run: no loop." in text and text.count("transformers' generate()") == 1
 
 
 def test_an_export_that_does_not_stop_is_no_export_within_noise():
@@ -256,4 +256,4 @@ def test_an_export_that_does_not_stop_is_no_export_within_noise():
     said = {"own_way": "never_stops", "own_way_detail": detail, "reservations": ["run its own way it does not stop"]}
     text = table(row(verdict="within_noise", findings=[finding], **said))
     assert "| within noise (up to 10 ×); run its own way it does not stop |" in text
-    assert text.count("own_way: `does not stop`") == 1 and "Run its own way on" not in text
+    assert text.count("own_way: `does not stop`") == 1 and "own way on prompt" not in text

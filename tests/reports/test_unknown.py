@@ -183,3 +183,12 @@ def test_many_cells_are_summed_up(lab):
         add(failed("killed", None, f"reason {n}", final=False), builder=f"{n}.0")
     unknown = history.collect(path, {})["unknown"]
     assert len(unknown) == 9 and unknown[-1].startswith("Not known: 4 older cells more")
+
+
+def test_what_a_second_run_would_only_repeat_is_to_be_corrected_first(lab):
+    add, path, _ = lab
+    bad = add(failed("patch_failed", None, "an anchor was not found"), patch="fix")
+    odd = add(failed("config_failed", None, "Could not find 'patch/typo'"), patch="typo")
+    text = told(pairs.collect(path, {}), pairs)
+    assert f"Not known: cell {bad}: patch_failed" in text and f"Not known: cell {odd}: config_failed" in text
+    assert text.count("; correct it, then `python -m runner") == 2 and "run again" not in text

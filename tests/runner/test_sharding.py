@@ -327,7 +327,7 @@ def test_the_table_has_a_row_for_layers_that_are_alike():
         "2688 of 21504",
         461_090_818,
     ]
-    assert sum(row["bytes a rank"] * row.get("number", 1) for row in rows) == found.rank_bytes
+    assert sum(row["bytes a rank, each"] * row.get("number", 1) for row in rows) == found.rank_bytes
     taken = {row["KV heads a rank"] for row in sharding.table(plan(published("gemma4_e2b"), 2)) if "number" in row}
     assert taken == {"1 of 1", "1 of 1, those of layer 13", "1 of 1, those of layer 14"}
     assert "padded" in sharding.table(plan(small("llama"), 3))[0]["MLP a rank"]

@@ -204,6 +204,18 @@ def test_the_data_is_whole(db, tmp_path):
     ]  # fmt: skip
 
 
+def test_a_difference_from_other_sources_is_not_given_for_the_cells_own(db, tmp_path):
+    """Two cells may come to the same patched files from different sources, and the difference of one is kept."""
+    with database.writing(database.open_database(db)) as session:
+        session.get_one(Cell, 1).source_tree = "a working copy with the fault"
+    out = tmp_path / "out"
+    evidence.write(db, "fixed", out)
+    text = read(out, "README.md")
+    assert not list(out.glob("cell-1.patch.diff"))
+    assert "Cell 1: what fix changes in" in text and "is not kept as a difference" in text
+    assert "The difference that fix makes in these sources is not kept" in text and "changes nothing in" not in text
+
+
 def test_nothing_personal_is_in_any_file(db, tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "home", lambda: Path("/home/alice"))
     evidence.write(db, "c", tmp_path / "out")
