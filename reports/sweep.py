@@ -155,9 +155,7 @@ def below(rows: list[dict[str, Any]]) -> list[str]:
             " and the largest of all steps, free-running or fed the reference's tokens. The reference's first-token"
             f" logits span {span(least, most)}."
         )
-        lines.append(
-            "Identical: on how many prompts both sides gave the same tokens, and how many tokens a prompt were compared."
-        )
+        lines.append("Identical: on how many prompts both sides gave the same tokens; and over how many tokens.")
     lines += notes.noise(rows) + notes.overridden(rows) + notes.cut(rows) + notes.own_way(rows) + notes.findings(rows)
     lines += [notes.patch(row) for row in rows if row["patch_outcome"] in notes.PATCH_WORDS]
     lines += [
