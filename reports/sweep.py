@@ -58,7 +58,7 @@ def versions(engine, cells: list[int]) -> dict[str, str]:
         "torch": "reference",
     }
     found = {row["package"]: row for cell in cells for row in detail.package_rows(engine, cell)}
-    return {name: found[name].get(role) for name, role in wanted.items() if name in found}
+    return {name: found[name][role] for name, role in wanted.items() if name in found and found[name].get(role)}
 
 
 def from_prompts(prompts: list, cell: dict[str, Any]) -> dict[str, Any]:
