@@ -259,11 +259,9 @@ def test_an_export_that_does_not_stop_is_no_export_within_noise():
     text = table(row(verdict="within_noise", findings=[finding], **said))
     assert "| within noise (up to 10 ×); run its own way it does not stop |" in text
     assert text.count("own_way: `does not stop`") == 1 and "own way on prompt" not in text
-    assert text.count("own_way: `does not stop`") == 1 and "Run its own way on" not in text
 
 
 def test_a_package_that_its_role_does_not_have_has_no_version(tmp_path):
-    store(
-        open_database(str(tmp_path / "v.db")), {"model": "m"}, changed(), transformers="5.13.0"
-    )  # the builder's alone
+    engine = open_database(str(tmp_path / "v.db"))
+    store(engine, {"model": "m"}, changed(), transformers="5.13.0")  # the builder's alone
     assert sweep.collect(str(tmp_path / "v.db"))["packages"] == {"torch": "2"}
