@@ -18,7 +18,7 @@ run: setup
 
 test: setup lint
 	@echo "== fast tests"
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 	@echo "== tests with real builders"
 	$(BIN)/python -m pytest -m slow --durations=10
 
