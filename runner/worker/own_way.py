@@ -136,7 +136,7 @@ def judge(own: Generation, reference: Generation | None, parts_raw: bool | None)
     passed = bool(set(own.body) & set(reference.end_tokens))
     # An end token that it went past is a fault whatever the text is.
     explained = bool(parts_raw) and outcome in (NEVER_STOPS, STOPS_EARLY, STOPS_LATE, DIFFERS) and not passed
-    says = "; ".join(said for _, said in found) + (", as by its raw logits" if explained else "")
+    says = "; ".join(said for _, said in found) + ("; its greedy text over raw logits differs too" if explained else "")
     says += " (sampling turned off on both sides)" if own.sampled or reference.sampled else ""
     return told(outcome, says, explained)
 
