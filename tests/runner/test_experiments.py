@@ -44,7 +44,7 @@ def test_depth(shared_lab, rope):
     run(shared_lab, "depth")
     done = shared_lab.call("reports", "depth", "--sweep", "latest")
     line = next(line for line in done.stdout.splitlines() if "tiny_gemma3 0.18.0 rope_fix: " in line)
-    assert "at 1 layer already: that enters with the first layer" in line
+    assert "at 1 layer already: an error is in the first layer" in line
     assert len(table_of(done)) == 4
 
 

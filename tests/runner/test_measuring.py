@@ -205,7 +205,7 @@ def test_layers_are_cut_alike_and_the_depths_are_told_in_a_sentence(shared_lab, 
     assert depth.returncode == 0, depth.stderr
     assert len(table_of(depth)) == 8 and plot.stat().st_size > 1000
     line = next(line for line in depth.stdout.splitlines() if "tiny_gemma3 0.14.1 none: " in line)
-    assert "at 1 layer already: that enters with the first layer" in line and "7 (all)" in depth.stdout
+    assert "at 1 layer already: an error is in the first layer" in line and "7 (all)" in depth.stdout
     assert shared_lab.call("reports", "depth", "--plot", str(tmp_path / "depth.txt")).returncode == 2
 
 
