@@ -169,7 +169,10 @@ def family(name: str, **fields) -> dict:
 
 
 def test_biases_fused_matrices_tied_keys_and_embeddings_of_layers(with_torch):
-    """fp64, and files in fp32: what is left is that rounding."""
+    """In float64 the ranks keep norms and rotary angles in fp32, the reference does not: what is left is that rounding.
+
+    A bias that each rank adds, or a wrong part of a fused matrix, moves the logits a thousand times further.
+    """
     words = json.loads((Path(shipped("tiny_llama")) / "config.json").read_text())["vocab_size"]
     sizes = {"vocab_size": words, "vocab_size_per_layer_input": words}
     biased = family("llama", attention_bias=True, mlp_bias=True)
@@ -181,7 +184,7 @@ def test_biases_fused_matrices_tied_keys_and_embeddings_of_layers(with_torch):
     }
     found = with_torch(STAGES + RANDOM, json.dumps(configs), json.dumps(texts(2)), json.dumps(shipped("tiny_llama")))
     for name, result in found.items():
-        assert max(result["free"], result["forced"]) < 3e-6 and result["identical"], (name, result)
+        assert max(result["free"], result["forced"]) < 2e-5 and result["identical"], (name, result)
         assert result["loading"] == ""
 
 
