@@ -154,7 +154,7 @@ def worst_first_diff(rows: list[dict]) -> float:
     return max(row["first_logits_max_abs_diff"] for row in rows)
 
 
-def wait_for(found, process: subprocess.Popen, seconds: float = 120):
+def wait_for(found, process: subprocess.Popen, seconds: float = 400):
     """The first true value of `found()` while the process runs."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
