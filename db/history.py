@@ -14,7 +14,7 @@ from db.differences import TELLING, Difference, differences, in_chunks, makings
 from db.engine import reading
 from db.findings import FINDING
 from db.models import FACTORS, VERDICTS, Cell, PromptResult, Result
-from db.reserved import NOT_COMPARED
+from db.reserved import GOOD, NOT_COMPARED
 
 HISTORY_COLUMNS = (
     "builder", *(factor for factor in FACTORS if factor != "builder"), "options", "changed", "change", "status",
@@ -24,7 +24,6 @@ HISTORY_COLUMNS = (
 )  # fmt: skip
 # Beyond the noise, two findings are the same while their multiples of the noise are within this factor of each other.
 HISTORY_FACTOR = 2.0
-GOOD = ("within_noise", "near_tie")
 
 
 @dataclass(frozen=True)

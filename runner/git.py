@@ -12,6 +12,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from db.builder_order import SHORT
 from db.scrub import scrub
 from runner import hashing, processes
 from runner.failures import SourceFailed
@@ -154,7 +155,6 @@ class Mirrors:
 
 # More ancestors than lie between any two releases; an older pair is told apart by its dates.
 MOST_ANCESTORS = 5000
-SHORT = 12
 
 
 async def history_of(commit: str, *repository: str) -> dict | None:
